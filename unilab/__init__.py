@@ -1,0 +1,1 @@
+"""Robot reinforcement learning on TorchRL primitives."""

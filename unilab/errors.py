@@ -1,0 +1,69 @@
+"""The library's errors: each says what was given, what was expected and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "ActorContractError",
+    "CapabilityError",
+    "CheckpointError",
+    "CollectorError",
+    "ConfigError",
+    "EnvFaultedError",
+    "NonFiniteError",
+    "PlacementError",
+    "UnilabError",
+    "did_you_mean",
+]
+
+
+class UnilabError(Exception):
+    """Base of every error that unilab raises on purpose."""
+
+
+class ConfigError(UnilabError, ValueError):
+    """A name, key, value or shape in a configuration or call is not usable."""
+
+
+class CapabilityError(UnilabError):
+    """A backend lacks something that a task asks for."""
+
+
+class PlacementError(UnilabError):
+    """The requested devices cannot be combined, or are not there."""
+
+
+class ActorContractError(UnilabError):
+    """An actor breaks a clause of the actor contract."""
+
+
+class CheckpointError(UnilabError):
+    """A run or checkpoint cannot be written, read or continued."""
+
+
+class NonFiniteError(UnilabError, FloatingPointError):
+    """A NaN or infinity crossed a checked boundary."""
+
+
+class EnvFaultedError(UnilabError, RuntimeError):
+    """The environment failed after it began to change state and can no longer be used."""
+
+
+class CollectorError(UnilabError, RuntimeError):
+    """A collector process died, hung or raised."""
+
+
+def did_you_mean(name: str, options: Iterable[str]) -> str:
+    """The nearest of ``options`` to ``name`` as a hint to append to a message.
+
+    Args:
+        name: what was given.
+        options: what would have been accepted.
+
+    Returns:
+        ``" (did you mean 'a' or 'b'?)"``, or ``""`` when nothing is near.
+    """
+    near = difflib.get_close_matches(str(name), [str(o) for o in options], n=3, cutoff=0.5)
+    return f" (did you mean {' or '.join(map(repr, near))}?)" if near else ""

@@ -1,0 +1,216 @@
+"""FlashSAC's stochastic actor: training pass, exploration and export of one set of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from unilab.errors import ConfigError
+from unilab.modules.functional import squash_log_std, squashed_log_prob, zeta_pmf
+from unilab.modules.layers import Block, Embedder, UnitLinear, UnitRMSNorm, normalize_layers
+
+__all__ = ["FlashSACActor"]
+
+
+class FlashSACActor(nn.Module):
+    """Squashed-Gaussian actor of FlashSAC (arXiv 2604.04539).
+
+    Embedder -> residual blocks -> UnitRMSNorm -> mean and log-std heads. The action is
+    ``low + (high - low) * (tanh(u) + 1) / 2`` with ``u ~ Normal(mean, std)``.
+
+    Args:
+        obs_dim: observation width ``O``.
+        action_dim: action width ``A``.
+        hidden_dim: hidden width ``H``.
+        num_blocks: residual blocks.
+        action_low: lower end of the action range, a number or one per joint.
+        action_high: upper end of the action range, a number or one per joint.
+        device: where the parameters live.
+
+    Raises:
+        ConfigError: a width below 1, or an action range that is not ``low < high`` per joint.
+
+    Examples:
+        >>> actor = FlashSACActor(obs_dim=45, action_dim=12)
+        >>> action, info = actor(torch.zeros(8, 45), training=True)
+        >>> action.shape, info["log_prob"].shape
+        (torch.Size([8, 12]), torch.Size([8, 1]))
+        >>> actor.explore(torch.zeros(8, 45)).shape
+        torch.Size([8, 12])
+    """
+
+    #: longest repetition of one exploration noise, in control steps.
+    max_noise_steps = 16
+
+    action_scale: Tensor
+    action_offset: Tensor
+    _log_scale: Tensor
+    _zeta_cumulative: Tensor
+    _noise: Tensor
+    _noise_steps: Tensor
+
+    def __init__(
+        self,
+        obs_dim: int,
+        action_dim: int,
+        hidden_dim: int = 128,
+        num_blocks: int = 2,
+        *,
+        action_low: float | Sequence[float] | Tensor = -1.0,
+        action_high: float | Sequence[float] | Tensor = 1.0,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        for name, value in (("obs_dim", obs_dim), ("action_dim", action_dim)):
+            if value < 1:
+                raise ConfigError(f"{name}={value}: expected at least 1")
+        self.obs_dim = obs_dim
+        self.action_dim = action_dim
+        self.embedder = Embedder(obs_dim, hidden_dim, device=device)
+        self.blocks = nn.ModuleList(Block(hidden_dim, device=device) for _ in range(num_blocks))
+        self.norm = UnitRMSNorm(hidden_dim, device=device)
+        self.mean_head = UnitLinear(hidden_dim, action_dim, bias=True, device=device)
+        self.std_head = UnitLinear(hidden_dim, action_dim, bias=True, device=device)
+
+        low, high = (_per_joint(b, action_dim, device) for b in (action_low, action_high))
+        if not bool((low < high).all()):
+            raise ConfigError(
+                f"action range [{low.tolist()}, {high.tolist()}]: expected low < high for each joint"
+            )
+        is_unit = bool((low == -1.0).all() and (high == 1.0).all())
+        #: which map the pre-transform sample goes through: ``"tanh"`` or ``"tanh_affine"``.
+        self.action_transform_id = "tanh" if is_unit else "tanh_affine"
+        self.register_buffer("action_scale", 0.5 * (high - low))
+        self.register_buffer("action_offset", 0.5 * (high + low))
+        self.register_buffer("_log_scale", self.action_scale.log(), persistent=False)
+
+        cumulative = zeta_pmf(self.max_noise_steps).cumsum(0)
+        cumulative[-1] = 1.0  # so that a uniform draw below 1 never falls past the table
+        self.register_buffer("_zeta_cumulative", cumulative.float().to(device), persistent=False)
+        self.register_buffer("_noise", torch.zeros(0, action_dim, device=device), persistent=False)
+        steps = torch.zeros(0, dtype=torch.long, device=device)
+        self.register_buffer("_noise_steps", steps, persistent=False)
+
+    def get_mean_and_std(self, obs: Tensor, training: bool = False) -> tuple[Tensor, Tensor]:
+        """Parameters of the pre-transform Gaussian.
+
+        Args:
+            obs: ``[B, O]`` observations.
+            training: use (and move) batch statistics.
+
+        Returns:
+            mean and standard deviation, both ``[B, A]``.
+        """
+        mean, log_std = self._heads(obs, training)
+        return mean, log_std.exp()
+
+    def forward(self, obs: Tensor, training: bool) -> tuple[Tensor, dict[str, Tensor]]:
+        """Draw a reparameterised action.
+
+        Args:
+            obs: ``[B, O]`` observations.
+            training: use (and move) batch statistics.
+
+        Returns:
+            actions ``[B, A]`` and ``{"log_prob": [B, 1], "mean": [B, A], "std": [B, A]}``.
+        """
+        mean, log_std = self._heads(obs, training)
+        std = log_std.exp()
+        eps = torch.randn_like(mean)
+        u = mean + std * eps
+        log_prob = squashed_log_prob(eps, log_std, u, self._log_scale).unsqueeze(-1)
+        return self._transform(u), {"log_prob": log_prob, "mean": mean, "std": std}
+
+    @torch.no_grad()
+    def explore(
+        self, obs: Tensor, dones: Tensor | None = None, deterministic: bool = False
+    ) -> Tensor:
+        """Actions for a rollout; each row's noise is held for a zeta-distributed number of steps.
+
+        Args:
+            obs: ``[N, O]`` observations, one row an environment.
+            dones: ``[N]`` or ``[N, 1]`` bool, the environments that were just reset.
+            deterministic: act with ``transform(mean)`` and leave the noise state untouched.
+
+        Returns:
+            ``[N, A]`` actions.
+        """
+        mean, log_std = self._heads(obs, training=False)
+        if deterministic:
+            return self._transform(mean)
+        return self._transform(torch.addcmul(mean, log_std.exp(), self._step_noise(mean, dones)))
+
+    def _step_noise(self, like: Tensor, dones: Tensor | None) -> Tensor:
+        """Advance the noise state one control step and return its ``[N, A]`` noise."""
+        if self._noise.shape != like.shape:
+            self._noise = torch.zeros_like(like)
+            self._noise_steps = torch.zeros(
+                like.shape[0], dtype=torch.long, device=like.device
+            )
+        redraw = self._noise_steps <= 0
+        if dones is not None:
+            redraw = redraw | dones.reshape(-1)
+        uniform = torch.rand(like.shape[0], device=like.device)
+        steps = torch.searchsorted(self._zeta_cumulative, uniform, right=True) + 1
+        self._noise_steps = torch.where(redraw, steps, self._noise_steps) - 1
+        self._noise = torch.where(redraw.unsqueeze(-1), torch.randn_like(like), self._noise)
+        return self._noise
+
+    def as_export_module(self) -> nn.Module:
+        """A plain ``obs -> transform(mean)`` module that shares this actor's parameters."""
+        return _DeterministicActor(self)
+
+    def normalize_parameters(self) -> None:
+        """Bring every unit layer back to its norm, in place; call after each optimizer step."""
+        normalize_layers(self)
+
+    def inference_startup_memory_categories(self) -> dict[str, int]:
+        """Bytes held at inference, by category.
+
+        Returns:
+            ``{"parameters": ..., "buffers": ..., "exploration_state": ...}``.
+        """
+        state = (self._noise, self._noise_steps)
+        total = sum(b.nbytes for b in self.buffers())
+        exploration = sum(b.nbytes for b in state)
+        return {
+            "parameters": sum(p.nbytes for p in self.parameters()),
+            "buffers": total - exploration,
+            "exploration_state": exploration,
+        }
+
+    def _heads(self, obs: Tensor, training: bool) -> tuple[Tensor, Tensor]:
+        h = self.embedder(obs, training)
+        for block in self.blocks:
+            h = block(h, training)
+        h = self.norm(h)
+        return self.mean_head(h), squash_log_std(self.std_head(h))
+
+    def _transform(self, u: Tensor) -> Tensor:
+        action = torch.tanh(u)
+        if self.action_transform_id == "tanh":
+            return action
+        return torch.addcmul(self.action_offset, action, self.action_scale)
+
+
+class _DeterministicActor(nn.Module):
+    def __init__(self, actor: FlashSACActor) -> None:
+        super().__init__()
+        self.actor = actor
+
+    def forward(self, obs: Tensor) -> Tensor:
+        mean, _ = self.actor._heads(obs, training=False)
+        return self.actor._transform(mean)
+
+
+def _per_joint(
+    bound: float | Sequence[float] | Tensor, action_dim: int, device: torch.device | str | None
+) -> Tensor:
+    value = torch.as_tensor(bound, dtype=torch.get_default_dtype(), device=device)
+    if value.dim() > 1 or (value.dim() == 1 and value.shape[0] != action_dim):
+        raise ConfigError(
+            f"action bound of shape {list(value.shape)}: expected a number or [{action_dim}]"
+        )
+    return value.expand(action_dim).clone()

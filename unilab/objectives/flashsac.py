@@ -1,0 +1,352 @@
+"""FlashSAC as a TorchRL loss module."""
+
+from __future__ import annotations
+
+import math
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from tensordict import NestedKey, TensorDict, TensorDictBase
+from tensordict.nn import dispatch
+from torch import Tensor, nn
+from torchrl.objectives import LossModule
+from torchrl.objectives.utils import hold_out_net
+
+from unilab.errors import ConfigError
+from unilab.modules import FlashSACCritic
+from unilab.objectives import functional as F
+
+__all__ = ["FlashSACLoss"]
+
+
+class FlashSACLoss(LossModule):
+    """Actor, temperature and distributional critic losses of FlashSAC (arXiv 2604.04539).
+
+    Args:
+        actor: an actor of the FlashSAC contract, e.g. :class:`~unilab.modules.FlashSACActor`.
+        critic: the critic ensemble; the target critic is a copy of it.
+
+    Keyword Args:
+        gamma: discount of one step.
+        target_entropy: entropy in nats that the temperature steers to; by default that of
+            independent normals of standard deviation ``target_entropy_sigma``.
+        target_entropy_sigma: see ``target_entropy``; used when that is ``None``.
+        alpha_init: initial temperature.
+        bc_alpha: weight of the behaviour-cloning term of the actor's loss.
+
+    Raises:
+        ConfigError: a setting out of range, or (when called) a batch without an expected key.
+
+    The sum of the ``loss_*`` entries is what to minimise: each parameter gets the gradient of its
+    own loss and of no other. ``SoftUpdate(loss, tau=0.01)`` moves the target critic's parameters;
+    its running statistics are its own.
+
+    Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from unilab.modules import FlashSACActor, FlashSACCritic
+        >>> from unilab.objectives import FlashSACLoss
+        >>> n_obs, n_critic, n_act, batch = 45, 60, 12, [8]
+        >>> actor = FlashSACActor(n_obs, n_act)
+        >>> critic = FlashSACCritic(n_critic, n_act)
+        >>> loss = FlashSACLoss(actor, critic, gamma=0.97)
+        >>> data = TensorDict({
+        ...     "obs": torch.randn(*batch, n_obs),
+        ...     "critic": torch.randn(*batch, n_critic),
+        ...     "action": torch.rand(*batch, n_act) * 2 - 1,
+        ...     ("next", "obs"): torch.randn(*batch, n_obs),
+        ...     ("next", "critic"): torch.randn(*batch, n_critic),
+        ...     ("next", "reward"): torch.randn(*batch, 1),
+        ...     ("next", "done"): torch.zeros(*batch, 1, dtype=torch.bool),
+        ...     ("next", "terminated"): torch.zeros(*batch, 1, dtype=torch.bool),
+        ... }, batch)
+        >>> out = loss(data)
+        >>> sorted(key for key in out.keys() if key.startswith("loss_"))
+        ['loss_actor', 'loss_alpha', 'loss_qvalue']
+        >>> sum(out[key] for key in out.keys() if key.startswith("loss_")).backward()
+
+        An environment without ``critic`` observations names ``obs`` for both networks:
+
+        >>> loss = FlashSACLoss(actor, FlashSACCritic(n_obs, n_act), gamma=0.97)
+        >>> loss.set_keys(critic_obs="obs")
+
+        Without TensorDict, the batch goes in as keyword arguments and the losses come out in the
+        order of ``out_keys``:
+
+        >>> loss_actor, loss_qvalue, loss_alpha, *_ = loss(
+        ...     obs=torch.randn(8, n_obs),
+        ...     action=torch.rand(8, n_act) * 2 - 1,
+        ...     next_obs=torch.randn(8, n_obs),
+        ...     next_reward=torch.randn(8, 1),
+        ...     next_terminated=torch.zeros(8, 1, dtype=torch.bool),
+        ... )
+    """
+
+    @dataclass
+    class _AcceptedKeys:
+        """Configurable keys of the input TensorDict and their defaults.
+
+        Attributes:
+            obs: the actor's observation.
+            critic_obs: the critic's observation.
+            action: the action taken.
+            reward: reward, under ``"next"``.
+            done: end of episode, under ``"next"``; accepted for TorchRL's trainers, not read.
+            terminated: end of the bootstrap, under ``"next"``.
+            steps_to_next_obs: steps from ``obs`` to ``("next", obs)``, as MultiStep writes them;
+                1 where the batch has none.
+        """
+
+        obs: NestedKey = "obs"
+        critic_obs: NestedKey = "critic"
+        action: NestedKey = "action"
+        reward: NestedKey = "reward"
+        done: NestedKey = "done"
+        terminated: NestedKey = "terminated"
+        steps_to_next_obs: NestedKey = "steps_to_next_obs"
+
+    default_keys = _AcceptedKeys
+    tensor_keys: _AcceptedKeys
+    out_keys: ClassVar[list[str]] = [
+        "loss_actor",
+        "loss_qvalue",
+        "loss_alpha",
+        "alpha",
+        "entropy",
+        "q_mean",
+    ]
+
+    actor: nn.Module
+    critic: FlashSACCritic
+    _target_critic: FlashSACCritic
+
+    def __init__(
+        self,
+        actor: nn.Module,
+        critic: FlashSACCritic,
+        *,
+        gamma: float = 0.99,
+        target_entropy: float | None = None,
+        target_entropy_sigma: float = 0.15,
+        alpha_init: float = 0.01,
+        bc_alpha: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if not 0.0 < gamma <= 1.0:
+            raise ConfigError(f"gamma={gamma}: expected 0 < gamma <= 1")
+        if not alpha_init > 0.0:
+            raise ConfigError(f"alpha_init={alpha_init}: expected a positive temperature")
+        if not target_entropy_sigma > 0.0:
+            raise ConfigError(f"target_entropy_sigma={target_entropy_sigma}: expected > 0")
+        if bc_alpha < 0.0:
+            raise ConfigError(f"bc_alpha={bc_alpha}: expected >= 0")
+        self.gamma = gamma
+        self.bc_alpha = bc_alpha
+        if target_entropy is None:
+            target_entropy = F.target_entropy(critic.action_dim, target_entropy_sigma)
+        self.target_entropy = target_entropy
+        self.actor = actor
+        self.critic = critic
+        # A name that starts with "_target" is kept out of parameters() by LossModule.
+        self._target_critic = deepcopy(critic).requires_grad_(False)
+        # TargetNetUpdater looks for a child of this name and then reads the property below.
+        self._modules["target_critic_params"] = nn.Module()
+        self._has_update_associated["critic"] = False
+        like = critic.support
+        self.log_alpha = nn.Parameter(
+            torch.tensor(math.log(alpha_init), device=like.device, dtype=like.dtype)
+        )
+
+    @property
+    def actor_network(self) -> nn.Module:
+        """The actor, under the name that TorchRL's SACTrainer reads."""
+        return self.actor
+
+    @property
+    def target_critic(self) -> FlashSACCritic:
+        """The slowly moving copy of the critic, with running statistics of its own."""
+        return self._target_critic
+
+    @property
+    def critic_params(self) -> TensorDict:
+        """The critic's live parameters (no buffers), as TargetNetUpdater reads them."""
+        return TensorDict(dict(self.critic.named_parameters()))
+
+    @property
+    def target_critic_params(self) -> TensorDict:
+        """The target critic's live parameters (no buffers), as TargetNetUpdater moves them."""
+        return TensorDict(dict(self._target_critic.named_parameters()))
+
+    @property
+    def alpha(self) -> Tensor:
+        """The temperature, 0-dim and detached."""
+        return self.log_alpha.detach().exp()
+
+    @property
+    def in_keys(self) -> list[NestedKey]:
+        """The entries that a batch must have."""
+        keys = self.tensor_keys
+        names = [
+            keys.obs,
+            keys.critic_obs,
+            keys.action,
+            _under_next(keys.obs),
+            _under_next(keys.critic_obs),
+            _under_next(keys.reward),
+            _under_next(keys.terminated),
+        ]
+        return list(dict.fromkeys(names))
+
+    def normalize_parameters(self) -> None:
+        """Bring actor and critic back to their unit norms, in place; the target is left alone."""
+        self.actor.normalize_parameters()
+        self.critic.normalize_parameters()
+
+    @dispatch
+    def forward(self, tensordict: TensorDictBase) -> TensorDict:
+        """All three losses on one batch, before any parameter moves.
+
+        Args:
+            tensordict: batch ``[B]`` with :attr:`in_keys`.
+
+        Returns:
+            0-dim ``loss_actor``, ``loss_qvalue``, ``loss_alpha``, ``loss_aux_<name>`` for each of
+            the actor's auxiliary losses, ``alpha``, ``entropy``, ``q_mean``.
+        """
+        loss_actor, actor_info = self.actor_loss(tensordict)
+        loss_alpha, _ = self.alpha_loss(actor_info["entropy"])
+        loss_qvalue, critic_info = self.qvalue_loss(tensordict)
+        return TensorDict(
+            {
+                "loss_actor": loss_actor,
+                "loss_qvalue": loss_qvalue,
+                "loss_alpha": loss_alpha,
+                "alpha": self.alpha,
+                **actor_info,
+                **critic_info,
+            }
+        )
+
+    def actor_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss of the actor alone; the critic is frozen.
+
+        Args:
+            tensordict: batch ``[B]``.
+
+        Returns:
+            the 0-dim loss, and ``entropy`` plus a ``loss_aux_<name>`` for each auxiliary loss, which
+            belong to the actor's objective too.
+        """
+        keys = self.tensor_keys
+        obs, critic_obs, action_data = (
+            self._read(tensordict, k) for k in (keys.obs, keys.critic_obs, keys.action)
+        )
+        next_obs = self._read(tensordict, _under_next(keys.obs))
+        with hold_out_net(self.critic):
+            return self._actor_terms(obs, next_obs, critic_obs, action_data)
+
+    def _actor_terms(
+        self, obs: Tensor, next_obs: Tensor, critic_obs: Tensor, action_data: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        rows = obs.shape[0]
+        actions, info = self.actor(torch.cat((obs, next_obs)), training=True)
+        action, log_prob = actions[:rows], info["log_prob"][:rows].reshape(rows)
+        log_p = self.critic(critic_obs, action, training=False)
+        q = self.critic.value(log_p).amin(0)
+        loss = (self.alpha * log_prob - q).mean()
+        if self.bc_alpha:
+            imitation = (action - action_data).square().mean()
+            loss = loss + self.bc_alpha * q.detach().abs().mean() * imitation
+        aux = info.get("aux_losses", {})
+        return loss, {
+            "entropy": -log_prob.detach().mean(),
+            **{f"loss_aux_{name}": value for name, value in aux.items()},
+        }
+
+    def alpha_loss(self, entropy: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss of the temperature.
+
+        Args:
+            entropy: 0-dim entropy of the actor's actions, detached.
+
+        Returns:
+            the 0-dim loss ``alpha * (entropy - target_entropy)`` and ``alpha``.
+        """
+        alpha = self.log_alpha.exp()
+        return alpha * (entropy.detach() - self.target_entropy), {"alpha": alpha.detach()}
+
+    def qvalue_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
+        """Cross-entropy of the critic to the projected target distribution.
+
+        Args:
+            tensordict: batch ``[B]``.
+
+        Returns:
+            the 0-dim loss and ``q_mean``, the mean value over ensemble and rows.
+        """
+        keys = self.tensor_keys
+        critic_obs, action = (self._read(tensordict, k) for k in (keys.critic_obs, keys.action))
+        next_obs, next_critic_obs, reward, terminated = (
+            self._read(tensordict, _under_next(k))
+            for k in (keys.obs, keys.critic_obs, keys.reward, keys.terminated)
+        )
+        rows = reward.shape[0]
+        steps = tensordict.get(keys.steps_to_next_obs, None)
+        if steps is None:
+            discount = reward.new_full((rows,), self.gamma)
+        else:
+            discount = self.gamma ** steps.reshape(rows).to(reward.dtype)
+        return self._qvalue_terms(
+            critic_obs,
+            action,
+            next_obs,
+            next_critic_obs,
+            reward.reshape(rows),
+            terminated.reshape(rows),
+            discount,
+        )
+
+    def _qvalue_terms(
+        self,
+        critic_obs: Tensor,
+        action: Tensor,
+        next_obs: Tensor,
+        next_critic_obs: Tensor,
+        reward: Tensor,
+        terminated: Tensor,
+        discount: Tensor,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        rows = reward.shape[0]
+        support = self.critic.support
+        with torch.no_grad():
+            next_action, info = self.actor(next_obs, training=False)
+            both_obs = torch.cat((critic_obs, next_critic_obs))
+            both_actions = torch.cat((action, next_action))
+            next_log_p = self._target_critic(both_obs, both_actions, training=True)[:, rows:]
+            # [B]: which member is the more pessimistic about each row
+            member = self._target_critic.value(next_log_p).argmin(0)
+            next_p = next_log_p.exp()[member, torch.arange(rows, device=member.device)]
+            bonus = -self.alpha * info["log_prob"].reshape(rows)
+            atoms = F.target_support(reward, terminated, bonus, support, discount)
+            target = F.project_distribution(atoms, next_p, support)
+        log_p = self.critic(both_obs, both_actions, training=True)[:, :rows]
+        loss = F.cross_entropy(target, log_p).mean()
+        return loss, {"q_mean": self.critic.value(log_p.detach()).mean()}
+
+    def _read(self, tensordict: TensorDictBase, key: NestedKey) -> Tensor:
+        value = tensordict.get(key, None)
+        if value is not None:
+            return value
+        here = sorted(map(str, tensordict.keys(include_nested=True, leaves_only=True)))
+        critic_obs = self.tensor_keys.critic_obs
+        if key in (critic_obs, _under_next(critic_obs)):
+            way_out = 'an environment without critic observations needs loss.set_keys(critic_obs="obs")'
+        else:
+            way_out = "name the entry to read with loss.set_keys(...)"
+        raise ConfigError(f"the batch has no {key!r}, only {', '.join(here)}; {way_out}")
+
+
+def _under_next(key: NestedKey) -> tuple[str, ...]:
+    return ("next", key) if isinstance(key, str) else ("next", *key)

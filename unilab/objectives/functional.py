@@ -1,0 +1,145 @@
+"""The formulas of FlashSAC (arXiv 2604.04539) as pure functions of tensors.
+
+Shapes: ``B`` rows, ``A`` action width, ``K`` value bins; ``*`` any leading dimensions.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from unilab.modules.functional import (
+    gaussian_log_prob,
+    squash_log_std,
+    squashed_log_prob,
+    tanh_log_det,
+    zeta_pmf,
+)
+
+__all__ = [
+    "categorical_value",
+    "cross_entropy",
+    "gaussian_log_prob",
+    "learning_rate",
+    "project_distribution",
+    "squash_log_std",
+    "squashed_log_prob",
+    "tanh_log_det",
+    "target_entropy",
+    "target_support",
+    "zeta_pmf",
+]
+
+
+def target_entropy(action_dim: int, sigma: float) -> float:
+    """Entropy in nats of ``A`` independent normals of standard deviation ``sigma``.
+
+    ``0.5 * A * log(2 pi e sigma^2)``.
+
+    Args:
+        action_dim: action width ``A``.
+        sigma: standard deviation.
+
+    Returns:
+        The entropy, a float.
+    """
+    return 0.5 * action_dim * math.log(2.0 * math.pi * math.e * sigma * sigma)
+
+
+def categorical_value(log_p: Tensor, support: Tensor) -> Tensor:
+    """Expected value of a categorical distribution over ``support``.
+
+    Args:
+        log_p: ``[*, K]`` log-probabilities.
+        support: ``[K]`` bin values.
+
+    Returns:
+        ``[*]`` values.
+    """
+    return log_p.exp() @ support
+
+
+def target_support(
+    reward: Tensor,
+    terminated: Tensor,
+    entropy_bonus: Tensor,
+    support: Tensor,
+    discount: Tensor | float,
+) -> Tensor:
+    """Bellman image of the support: ``clip(r + g (1 - terminated) (support + bonus))``.
+
+    Args:
+        reward: ``[B]`` rewards.
+        terminated: ``[B]`` bool; a terminated row does not bootstrap.
+        entropy_bonus: ``[B]``, ``-alpha * log_prob'`` of the next action.
+        support: ``[K]`` ascending bin values.
+        discount: ``gamma ** n``, a number or ``[B]``.
+
+    Returns:
+        ``[B, K]`` atoms inside ``[support[0], support[-1]]``.
+    """
+    weight = (~terminated).to(reward.dtype) * discount
+    atoms = torch.addcmul(reward[:, None], weight[:, None], support + entropy_bonus[:, None])
+    return torch.minimum(torch.maximum(atoms, support[0]), support[-1])
+
+
+def project_distribution(atoms: Tensor, p: Tensor, support: Tensor) -> Tensor:
+    """Project probability mass at ``atoms`` on a uniform ``support``, linearly.
+
+    Each atom's mass is split between its two neighbouring bins in proportion to nearness; an atom
+    exactly on a bin keeps its whole mass there (C51, arXiv 1707.06887).
+
+    Args:
+        atoms: ``[B, K]`` positions inside ``[support[0], support[-1]]``.
+        p: ``[B, K]`` mass of each atom.
+        support: ``[K]`` ascending, evenly spaced.
+
+    Returns:
+        ``[B, K]`` mass on the bins; each row sums to what ``p``'s did.
+    """
+    num_bins = support.shape[0]
+    step = (support[-1] - support[0]) / (num_bins - 1)
+    position = ((atoms - support[0]) / step).clamp(0, num_bins - 1)
+    lower = position.floor().clamp_(max=num_bins - 2)
+    upper_mass = (position - lower) * p
+    index = lower.long()
+    out = torch.zeros_like(p)
+    out.scatter_add_(1, index, p - upper_mass)
+    return out.scatter_add_(1, index + 1, upper_mass)
+
+
+def cross_entropy(target: Tensor, log_p: Tensor) -> Tensor:
+    """``-sum(target * log_p)`` over bins.
+
+    Args:
+        target: ``[*, K]`` probabilities.
+        log_p: ``[*, K]`` log-probabilities.
+
+    Returns:
+        ``[*]`` nats.
+    """
+    return -(target * log_p).sum(-1)
+
+
+def learning_rate(
+    step: int, *, init: float, peak: float, end: float, warmup_steps: int, decay_steps: int
+) -> float:
+    """Linear warm-up from ``init`` to ``peak``, then cosine from ``peak`` to ``end``.
+
+    Args:
+        step: optimizer steps taken so far.
+        init: rate at step 0 when there is a warm-up.
+        peak: rate at the end of the warm-up.
+        end: rate from ``warmup_steps + decay_steps`` on.
+        warmup_steps: length of the warm-up; 0 starts at ``peak``.
+        decay_steps: length of the cosine after the warm-up.
+
+    Returns:
+        The learning rate for the next optimizer step.
+    """
+    if step < warmup_steps:
+        return init + (peak - init) * step / warmup_steps
+    progress = min((step - warmup_steps) / max(decay_steps, 1), 1.0)
+    return end + 0.5 * (peak - end) * (1.0 + math.cos(math.pi * progress))

@@ -1,0 +1,309 @@
+"""Checkpoints of a run on ``torchrl.checkpoint``: written at once or not, refused whole or loaded whole."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torchrl.checkpoint import (
+    Checkpoint,
+    CheckpointRotation,
+    GlobalRNGState,
+    StateDictCheckpointAdapter,
+)
+from torchrl.checkpoint import CheckpointError as TorchRLCheckpointError
+from torchrl.data import ReplayBuffer
+
+from unilab.errors import CheckpointError
+
+__all__ = ["Checkpointer", "EnvTrainingState", "ReplayContents"]
+
+_OPTIONAL = ("replay",)
+
+
+class _Stateful(Protocol):
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state: Any, /) -> Any: ...
+
+
+class _Payload:
+    """A state on its way to or from disk: keeps what is read away from the live objects."""
+
+    def __init__(self, state: Any = None) -> None:
+        self.state = state
+
+    def state_dict(self) -> Any:
+        return self.state
+
+    def load_state_dict(self, state: Any) -> None:
+        self.state = state
+
+
+class Checkpointer:
+    """Writes and restores the complete state of a run.
+
+    A checkpoint is staged beside its destination and renamed into place, so an interrupted write
+    leaves the earlier ones as they were. Loading reads everything (``weights_only=True``: no code
+    in the file runs), compares it with the live objects, and only then touches them; if one of
+    them still refuses its state, all are put back.
+
+    Args:
+        directory: the run's ``checkpoints/``.
+        components: name -> object with ``state_dict``/``load_state_dict``. The global random
+            generators of Python, NumPy and torch are always saved beside them. A component named
+            ``replay`` may be absent from a checkpoint.
+        identity: JSON values that must agree between checkpoint and run, such as the task and the
+            widths of observations and actions.
+        keep: newest checkpoints to keep.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        components: Mapping[str, _Stateful],
+        *,
+        identity: Mapping[str, Any],
+        keep: int = 3,
+    ) -> None:
+        # The random generators come last: restoring another component must not advance them.
+        self._components: dict[str, Any] = {**components, "rng": GlobalRNGState()}
+        self._identity = dict(identity)
+        self._rotation = CheckpointRotation(directory, keep_last=keep)
+
+    def save(self, frames: int) -> Path:
+        """Writes a checkpoint and drops the oldest ones.
+
+        Args:
+            frames: environment steps so far; names and orders the checkpoints.
+
+        Raises:
+            CheckpointError: it could not be written; the earlier ones are untouched.
+        """
+        checkpoint = _bind({n: _Payload(c.state_dict()) for n, c in self._components.items()})
+        metadata = {"identity": self._identity, "frames": frames}
+        try:
+            return self._rotation.save(checkpoint, step=frames, metadata=metadata)
+        except (OSError, RuntimeError) as error:
+            raise CheckpointError(
+                f"no checkpoint written to {self._rotation.directory} ({error}): free space or fix "
+                "its permissions; the last complete one is "
+                f"{self._rotation.latest() or 'none yet'}"
+            ) from error
+
+    def latest(self) -> Path:
+        """The newest complete checkpoint.
+
+        Raises:
+            CheckpointError: there is none.
+        """
+        latest = self._rotation.latest()
+        if latest is None:
+            raise CheckpointError(
+                f"{self._rotation.directory} holds no complete checkpoint: this run cannot be "
+                "continued, start a new one"
+            )
+        return latest
+
+    def load(self, path: str | Path | None = None) -> set[str]:
+        """Restores every component, or none.
+
+        Args:
+            path: a checkpoint; the newest one by default.
+
+        Returns:
+            Names of the components that were in the checkpoint.
+
+        Raises:
+            CheckpointError: the checkpoint is damaged, is of another run or network, or was
+                refused by a component. Nothing has changed then.
+        """
+        path = Path(path) if path is not None else self.latest()
+        states = self._read(path)
+        self._compare(path, states)
+        self._apply(path, states)
+        return set(states)
+
+    def _read(self, path: Path) -> dict[str, Any]:
+        try:
+            manifest = Checkpoint.manifest(path)
+            identity = manifest["metadata"].get("identity")
+            present = {n: _Payload() for n in self._components if self._wanted(n, manifest)}
+            if identity == self._identity:
+                _bind(present).load(path, map_location="cpu")
+        except (TorchRLCheckpointError, OSError, ValueError, KeyError, AttributeError) as error:
+            raise CheckpointError(
+                f"checkpoint {path} is damaged or is no checkpoint ({error}): remove it to continue "
+                "from the one before"
+            ) from error
+        if identity != self._identity:
+            raise CheckpointError(
+                f"checkpoint {path} is of another run: {_differences(identity, self._identity)}"
+            )
+        return {name: payload.state for name, payload in present.items()}
+
+    @staticmethod
+    def _wanted(name: str, manifest: Mapping[str, Any]) -> bool:
+        return name not in _OPTIONAL or name in manifest["components"]
+
+    def _compare(self, path: Path, states: Mapping[str, Any]) -> None:
+        for name, state in states.items():
+            check = getattr(self._components[name], "check_state", None)
+            problem = (
+                check(state)
+                if check is not None
+                else _mismatch(state, self._components[name].state_dict(), name)
+            )
+            if problem:
+                raise CheckpointError(
+                    f"checkpoint {path} does not fit this run: {problem}. Nothing was loaded; "
+                    "resume with the configuration that the run was started with"
+                )
+
+    def _apply(self, path: Path, states: Mapping[str, Any]) -> None:
+        # The replay buffer is large and checks its state itself, so it is not copied for rollback.
+        before = {
+            name: copy.deepcopy(self._components[name].state_dict())
+            for name in states
+            if name not in _OPTIONAL
+        }
+        try:
+            for name in self._components:
+                if name in states:
+                    self._components[name].load_state_dict(states[name])
+        except Exception as error:
+            for name, state in before.items():
+                self._components[name].load_state_dict(state)
+            raise CheckpointError(
+                f"checkpoint {path} was refused ({error}). Everything is as it was before"
+            ) from error
+
+
+class EnvTrainingState:
+    """The part of an environment that outlives a run: its control-step counter.
+
+    Physics and episodes are not part of it; a resumed run starts with fresh episodes.
+
+    Args:
+        env: publishes ``export_training_state`` and ``import_training_state``.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+
+    def state_dict(self) -> dict[str, int]:
+        """``{"version": 1, "control_steps": n}``."""
+        return dict(self._env.export_training_state())
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Hands the counters back to the environment."""
+        self._env.import_training_state(dict(state))
+
+    def check_state(self, state: Any) -> str:
+        """What is wrong with a saved state, or ``""``."""
+        if not isinstance(state, Mapping) or state.get("version") != 1:
+            return f"env training state must have version 1, got {state!r}"
+        steps = state.get("control_steps")
+        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
+            return f"env control_steps must be a non-negative integer, got {steps!r}"
+        return ""
+
+
+class ReplayContents:
+    """The filled rows of a TorchRL replay buffer with its cursor and sampling generator.
+
+    ``ReplayBuffer.dumps`` writes the storage at full capacity and may pickle; this writes the rows
+    that exist, as tensors, at the positions that they had, so that sampling continues exactly.
+
+    Args:
+        buffer: a buffer on a tensor storage, without prefetch.
+    """
+
+    def __init__(self, buffer: ReplayBuffer) -> None:
+        self._buffer = buffer
+
+    def state_dict(self) -> dict[str, Any]:
+        """Rows, writer, sampler and generator."""
+        state = self._buffer.state_dict()
+        rows = self._buffer.storage[: len(self._buffer)] if len(self._buffer) else None
+        return {
+            "rows": None if rows is None else rows.cpu().flatten_keys("/").to_dict(),
+            "length": len(self._buffer),
+            "capacity": self._buffer.storage.max_size,
+            "writer": state["_writer"],
+            "sampler": state["_sampler"],
+            "generator": state["_rng"],
+        }
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Puts the rows back where they were."""
+        from tensordict import TensorDict
+
+        length = saved["length"]
+        self._buffer.empty()
+        if length:
+            rows = TensorDict(saved["rows"], batch_size=[length]).unflatten_keys("/")
+            self._buffer.storage.set(range(length), rows)
+        state = self._buffer.state_dict()
+        state["_writer"] = saved["writer"]
+        state["_sampler"] = saved["sampler"]
+        state["_rng"] = saved["generator"]
+        self._buffer.load_state_dict(state)
+
+    def check_state(self, state: Any) -> str:
+        """What is wrong with a saved state, or ``""``."""
+        capacity = self._buffer.storage.max_size
+        if state["capacity"] != capacity:
+            return f"replay capacity {state['capacity']} in the checkpoint, {capacity} here"
+        lengths = {len(t) for t in (state["rows"] or {}).values()}
+        if lengths - {state["length"]}:
+            return f"replay rows of lengths {sorted(lengths)}, expected {state['length']}"
+        return ""
+
+
+def _bind(payloads: Mapping[str, _Payload]) -> Checkpoint:
+    checkpoint = Checkpoint(strict="error")
+    for name, payload in payloads.items():
+        # One torch file a component, read back with weights_only=True.
+        adapter = StateDictCheckpointAdapter(payload_format="torch")
+        checkpoint.register(name, payload, adapter=adapter)
+    return checkpoint
+
+
+def _differences(saved: Any, live: Mapping[str, Any]) -> str:
+    saved = saved if isinstance(saved, Mapping) else {}
+    keys = [k for k in {**saved, **live} if saved.get(k) != live.get(k)]
+    return ", ".join(f"{k} is {saved.get(k)!r} there and {live.get(k)!r} here" for k in keys)
+
+
+def _mismatch(saved: Any, live: Any, path: str) -> str:
+    """The first way in which a saved state cannot be the live object's, or ``""``.
+
+    What is not there yet (an optimizer's moments before its first step, a lazily built buffer) is
+    empty or None on one side and fits anything.
+    """
+    if saved is None or live is None:
+        return ""
+    if isinstance(live, torch.Tensor):
+        if not isinstance(saved, torch.Tensor):
+            return f"{path} is {type(saved).__name__} there and a tensor here"
+        if saved.shape != live.shape:
+            return f"{path} has shape {list(saved.shape)} there and {list(live.shape)} here"
+        return ""
+    if isinstance(live, Mapping):
+        if not isinstance(saved, Mapping):
+            return f"{path} is {type(saved).__name__} there and a mapping here"
+        if not saved or not live:
+            return ""
+        if set(saved) != set(live):
+            return f"{path} differs in {sorted(map(str, set(saved) ^ set(live)))}"
+        return next(filter(None, (_mismatch(saved[k], live[k], f"{path}.{k}") for k in live)), "")
+    if isinstance(live, Sequence) and not isinstance(live, str):
+        if not isinstance(saved, Sequence) or len(saved) != len(live):
+            return f"{path} has another length there than here"
+        pairs = enumerate(zip(saved, live, strict=True))
+        return next(filter(None, (_mismatch(s, v, f"{path}[{i}]") for i, (s, v) in pairs)), "")
+    return ""

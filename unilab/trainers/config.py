@@ -1,0 +1,233 @@
+"""The configuration of a training run: frozen dataclasses that YAML composes and overrides."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from unilab.errors import ConfigError, PlacementError
+from unilab.trainers.config_dict import from_dict, to_dict
+
+__all__ = ["AlgoCfg", "AlgoParamsCfg", "TrainCfg", "TrainingCfg"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlgoParamsCfg:
+    """Networks, loss and optimizers of FlashSAC; the defaults are the paper's."""
+
+    actor_hidden_dim: int = 128
+    """Width of the actor's blocks."""
+    actor_num_blocks: int = 2
+    """Residual blocks of the actor."""
+    critic_hidden_dim: int = 256
+    """Width of the critics' blocks."""
+    critic_num_blocks: int = 2
+    """Residual blocks of each critic."""
+    num_bins: int = 101
+    """Atoms of the value distribution."""
+    v_min: float = -5.0
+    """Lowest value of the support, in normalised rewards."""
+    v_max: float = 5.0
+    """Highest value of the support, in normalised rewards."""
+    lr: float = 3e-4
+    """Peak learning rate of the three Adam optimizers."""
+    lr_end: float = 1.5e-4
+    """Learning rate at the end of the cosine."""
+    lr_warmup_steps: int = 0
+    """Steps of linear warm-up from 0 to ``lr``."""
+    lr_decay_steps: int | None = None
+    """Steps over which the rate falls to ``lr_end``; null: all updates of the run."""
+    tau: float = 0.01
+    """Rate at which the target critic follows the critic."""
+    alpha_init: float = 0.01
+    """Initial entropy temperature."""
+    target_entropy_sigma: float = 0.15
+    """Standard deviation of the Gaussian whose entropy is the target."""
+    bc_alpha: float = 0.0
+    """Weight of the behaviour-cloning term of the actor's loss."""
+    actor_update_period: int = 2
+    """Critic updates per actor and temperature update."""
+    compile: bool = True
+    """Compile the update with ``torch.compile``; falls back to eager where that is not possible."""
+    amp_dtype: Literal["bfloat16"] | None = None
+    """Precision of the matrix products; null: float32."""
+
+    def check(self, path: str) -> None:
+        """Raises ConfigError for values that cannot train."""
+        for name in ("actor_hidden_dim", "actor_num_blocks", "critic_hidden_dim"):
+            _at_least(f"{path}.{name}", getattr(self, name), 1)
+        _at_least(f"{path}.critic_num_blocks", self.critic_num_blocks, 1)
+        _at_least(f"{path}.num_bins", self.num_bins, 2)
+        _at_least(f"{path}.actor_update_period", self.actor_update_period, 1)
+        _at_least(f"{path}.lr_warmup_steps", self.lr_warmup_steps, 0)
+        if self.lr_decay_steps is not None:
+            _at_least(f"{path}.lr_decay_steps", self.lr_decay_steps, 1)
+        if not self.v_min < self.v_max:
+            raise ConfigError(
+                f"{path}.v_min must be below {path}.v_max: {self.v_min}, {self.v_max}"
+            )
+        for name in ("lr", "tau", "alpha_init", "target_entropy_sigma"):
+            _positive(f"{path}.{name}", getattr(self, name))
+        _at_most(f"{path}.tau", self.tau, 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlgoCfg:
+    """What is trained, on how much data."""
+
+    name: Literal["flashsac"] = "flashsac"
+    """The algorithm."""
+    num_envs: int = 256
+    """Environments stepped in parallel."""
+    total_frames: int = 5_000_000
+    """Environment steps of the whole run, all environments together."""
+    batch_size: int = 512
+    """Transitions of one update."""
+    updates_per_step: int = 1
+    """Updates for each step of all the environments."""
+    replay_capacity: int = 1_000_000
+    """Transitions that the replay buffer holds."""
+    learning_starts: int = 20_000
+    """Transitions in the buffer before the first update."""
+    random_warmup: bool = True
+    """Uniform random actions until ``learning_starts``, instead of the initial policy's."""
+    gamma: float = 0.97
+    """Discount of one control step."""
+    n_step: int = 1
+    """Steps of the return that is bootstrapped."""
+    algo_params: AlgoParamsCfg = field(default_factory=AlgoParamsCfg)
+    """Networks, loss and optimizers."""
+
+    def check(self, path: str) -> None:
+        """Raises ConfigError for values that cannot train."""
+        for name in ("num_envs", "total_frames", "batch_size", "updates_per_step", "n_step"):
+            _at_least(f"{path}.{name}", getattr(self, name), 1)
+        if self.learning_starts < self.batch_size:
+            raise ConfigError(
+                f"{path}.learning_starts={self.learning_starts} is below "
+                f"{path}.batch_size={self.batch_size}: an update needs a whole batch"
+            )
+        if self.replay_capacity < max(self.learning_starts, self.num_envs):
+            raise ConfigError(
+                f"{path}.replay_capacity={self.replay_capacity} is below {path}.learning_starts="
+                f"{self.learning_starts} or {path}.num_envs={self.num_envs}: no update would ever "
+                "run; raise the capacity"
+            )
+        _positive(f"{path}.gamma", self.gamma)
+        _at_most(f"{path}.gamma", self.gamma, 1.0)
+        self.algo_params.check(f"{path}.algo_params")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingCfg:
+    """How the run is carried out and what it leaves behind."""
+
+    seed: int = 0
+    """Seed of environments, networks, exploration and sampling."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device of the learner; auto: cuda where there is one, else cpu."""
+    num_threads: int | None = None
+    """CPU threads of torch; null: as many as there are cores."""
+    run_dir: str | None = None
+    """Folder of this run; null: ``<log_root>/<task>/<timestamp>_seed<seed>``."""
+    log_root: str = "runs"
+    """Folder that holds all runs."""
+    resume: str | None = None
+    """Folder of a run to continue, exactly where its last checkpoint left it."""
+    max_minutes: float | None = None
+    """Stop after this wall time; null: only after ``algo.total_frames``."""
+    log_interval_s: float = 5.0
+    """Seconds between two rows of metrics."""
+    eval_interval: int | None = 500_000
+    """Environment steps between two evaluations; null: none, not even at the end."""
+    eval_num_envs: int = 32
+    """Evaluation episodes, run in parallel, one an environment."""
+    checkpoint_interval: int = 500_000
+    """Environment steps between two checkpoints; there is always one at the end."""
+    keep_checkpoints: int = 3
+    """Newest checkpoints that are kept."""
+    save_replay: bool = False
+    """Store the replay buffer in checkpoints (large); without it a resumed run refills it first."""
+
+    def check(self, path: str) -> None:
+        """Raises ConfigError for values that cannot train."""
+        _at_least(f"{path}.seed", self.seed, 0)
+        for name in ("eval_num_envs", "checkpoint_interval", "keep_checkpoints"):
+            _at_least(f"{path}.{name}", getattr(self, name), 1)
+        for name in ("num_threads", "eval_interval"):
+            if getattr(self, name) is not None:
+                _at_least(f"{path}.{name}", getattr(self, name), 1)
+        _positive(f"{path}.log_interval_s", self.log_interval_s)
+        if self.max_minutes is not None:
+            _positive(f"{path}.max_minutes", self.max_minutes)
+
+    def resolve_device(self) -> torch.device:
+        """The learner's device.
+
+        Raises:
+            PlacementError: cuda was asked for and is not there.
+        """
+        if self.device == "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise PlacementError(
+                "training.device=cuda, but torch sees no CUDA device here: use training.device=cpu "
+                "or auto"
+            )
+        return torch.device(self.device)
+
+    def resolve_threads(self) -> int:
+        """CPU threads of torch."""
+        return self.num_threads or len(os.sched_getaffinity(0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainCfg:
+    """A whole training run."""
+
+    task: str
+    """A name that ``unilab list`` shows."""
+    algo: AlgoCfg = field(default_factory=AlgoCfg)
+    """The algorithm."""
+    training: TrainingCfg = field(default_factory=TrainingCfg)
+    """The run."""
+    env: dict[str, Any] = field(default_factory=dict)
+    """Overrides of the task's own configuration, handed to ``unilab.make(overrides=...)``."""
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> TrainCfg:
+        """Builds and checks a configuration.
+
+        Args:
+            values: nested mapping, e.g. what Hydra composed.
+
+        Raises:
+            ConfigError: a key that does not exist, a value of the wrong type or out of range.
+        """
+        cfg = from_dict(cls, values)
+        cfg.algo.check("algo")
+        cfg.training.check("training")
+        return cfg
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain nested dicts; ``from_dict`` takes it back."""
+        return to_dict(self)
+
+
+def _at_least(path: str, value: float, least: float) -> None:
+    if value < least:
+        raise ConfigError(f"{path}={value}: must be at least {least}")
+
+
+def _at_most(path: str, value: float, most: float) -> None:
+    if value > most:
+        raise ConfigError(f"{path}={value}: must be at most {most}")
+
+
+def _positive(path: str, value: float) -> None:
+    if not value > 0:
+        raise ConfigError(f"{path}={value}: must be above 0")

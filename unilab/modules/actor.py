@@ -146,9 +146,7 @@ class FlashSACActor(nn.Module):
         """Advance the noise state one control step and return its ``[N, A]`` noise."""
         if self._noise.shape != like.shape:
             self._noise = torch.zeros_like(like)
-            self._noise_steps = torch.zeros(
-                like.shape[0], dtype=torch.long, device=like.device
-            )
+            self._noise_steps = torch.zeros(like.shape[0], dtype=torch.long, device=like.device)
         redraw = self._noise_steps <= 0
         if dones is not None:
             redraw = redraw | dones.reshape(-1)

@@ -342,7 +342,9 @@ class FlashSACLoss(LossModule):
         here = sorted(map(str, tensordict.keys(include_nested=True, leaves_only=True)))
         critic_obs = self.tensor_keys.critic_obs
         if key in (critic_obs, _under_next(critic_obs)):
-            way_out = 'an environment without critic observations needs loss.set_keys(critic_obs="obs")'
+            way_out = (
+                'an environment without critic observations needs loss.set_keys(critic_obs="obs")'
+            )
         else:
             way_out = "name the entry to read with loss.set_keys(...)"
         raise ConfigError(f"the batch has no {key!r}, only {', '.join(here)}; {way_out}")

@@ -1,0 +1,127 @@
+"""Reward normalisation by running statistics of the discounted return."""
+
+from __future__ import annotations
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from unilab.errors import ConfigError
+
+__all__ = ["RewardNormalizer"]
+
+
+class RewardNormalizer:
+    """Scales rewards so that returns fit the critic's support (FlashSAC, arXiv 2604.04539).
+
+    Per environment ``G <- gamma * (1 - done) * G + r`` over the collected transitions; a sampled
+    reward is divided by ``max(sqrt(var(G) + 1e-8), max|G| / v_max)``. On a done step ``G = r``, which
+    the next episode's first step still carries: the authors' recursion.
+
+    Args:
+        gamma: discount of one step.
+        v_max: end of the critic's support that ``max|G|`` is mapped inside of.
+
+    Raises:
+        ConfigError: ``gamma`` outside (0, 1] or ``v_max`` not positive.
+
+    Examples:
+        >>> rewards = RewardNormalizer(gamma=0.97)
+        >>> rewards.update(data)                       # [N, T], in time order
+        >>> batch = rewards.normalize(buffer.sample())
+    """
+
+    def __init__(self, gamma: float, *, v_max: float = 5.0) -> None:
+        if not 0.0 < gamma <= 1.0:
+            raise ConfigError(f"gamma={gamma}: expected 0 < gamma <= 1")
+        if not v_max > 0.0:
+            raise ConfigError(f"v_max={v_max}: expected a positive value")
+        self.gamma = gamma
+        self.v_max = v_max
+        self._returns: Tensor | None = None
+        self._count = torch.zeros((), dtype=torch.float64)
+        self._mean = torch.zeros((), dtype=torch.float64)
+        self._var = torch.ones((), dtype=torch.float64)
+        self._max = torch.zeros((), dtype=torch.float64)
+
+    @torch.no_grad()
+    def update(self, data: TensorDictBase) -> None:
+        """Account for collected transitions.
+
+        Args:
+            data: ``[N, T]`` in time order, or ``[N]`` for one tick, with ``("next", "reward")`` and
+                ``("next", "done")``; the same ``N`` environments each call.
+
+        Raises:
+            ConfigError: another number of environments than before.
+        """
+        if data.batch_dims not in (1, 2):
+            raise ConfigError(f"data of batch size {list(data.batch_size)}: expected [N] or [N, T]")
+        rows = data.batch_size[0]
+        reward = data.get(("next", "reward")).reshape(rows, -1).double()
+        done = data.get(("next", "done")).reshape(rows, -1)
+        if self._returns is None:
+            self._to(reward.device)
+            self._returns = torch.zeros(rows, dtype=torch.float64, device=reward.device)
+        elif self._returns.shape[0] != rows:
+            raise ConfigError(
+                f"data of {rows} environments, {self._returns.shape[0]} before: returns are kept for "
+                "each environment, so update() needs the collector's own [N, T] data"
+            )
+        if self._returns.device != reward.device:
+            self._to(reward.device)
+        keep = (~done) * self.gamma
+        for t in range(reward.shape[1]):
+            self._returns = self._returns * keep[:, t] + reward[:, t]
+            self._merge(self._returns)
+
+    def _merge(self, returns: Tensor) -> None:
+        """Parallel-variance update of the running moments with one tick's ``[N]`` returns."""
+        rows = returns.shape[0]
+        var, mean = torch.var_mean(returns, correction=0)
+        total = self._count + rows
+        delta = mean - self._mean
+        spread = self._var * (self._count + 1e-4) + var * rows
+        self._var = (spread + delta.square() * self._count * rows / total) / total
+        self._mean = self._mean + delta * rows / total
+        self._count = total
+        self._max = torch.maximum(self._max, returns.abs().amax())
+
+    @property
+    def scale(self) -> Tensor:
+        """What rewards are divided by, 0-dim float64."""
+        return torch.maximum((self._var + 1e-8).sqrt(), self._max / self.v_max)
+
+    def normalize(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Divide ``("next", "reward")`` by the current scale.
+
+        Args:
+            tensordict: a sampled batch; left as it is.
+
+        Returns:
+            a shallow copy with the scaled reward.
+        """
+        reward = tensordict.get(("next", "reward"))
+        scale = self.scale.to(device=reward.device, dtype=reward.dtype)
+        return tensordict.copy().set(("next", "reward"), reward / scale)
+
+    def state_dict(self) -> dict[str, Tensor | None]:
+        """The running statistics and each environment's current return."""
+        return {
+            "count": self._count,
+            "mean": self._mean,
+            "var": self._var,
+            "max": self._max,
+            "returns": self._returns,
+        }
+
+    def load_state_dict(self, state: dict[str, Tensor | None]) -> None:
+        """Continue from what :meth:`state_dict` returned."""
+        self._count, self._mean, self._var, self._max, self._returns = (
+            state[key] for key in ("count", "mean", "var", "max", "returns")
+        )
+
+    def _to(self, device: torch.device) -> None:
+        for name in ("_count", "_mean", "_var", "_max", "_returns"):
+            value = getattr(self, name)
+            setattr(self, name, None if value is None else value.to(device))

@@ -1,0 +1,17 @@
+"""Physics: the tensor contract that environments use, and MuJoCo behind it."""
+
+from unilab.backends.base import (
+    HostBridgeTransferPlan,
+    SimBackend,
+    TensorCapabilities,
+    TensorExecution,
+)
+from unilab.backends.mujoco import MujocoBackend
+
+__all__ = [
+    "HostBridgeTransferPlan",
+    "MujocoBackend",
+    "SimBackend",
+    "TensorCapabilities",
+    "TensorExecution",
+]

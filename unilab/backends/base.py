@@ -1,0 +1,263 @@
+"""The physics contract: what an environment may ask of a simulator, and nothing else."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from unilab.errors import CapabilityError, did_you_mean
+
+Source = tuple[str, slice]
+"""A block of columns to read: a state field or ``sensor:<name>``, and which of its columns."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorExecution:
+    """Where the authoritative physics state lives."""
+
+    kind: Literal["HOST_BRIDGE", "DEVICE_RESIDENT"]
+    """HOST_BRIDGE: CPU physics, packed copies to an accelerator; DEVICE_RESIDENT: no host copy."""
+    device: torch.device
+    """Device of the state and sensor views."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorCapabilities:
+    """What a backend can do; environments decide support from this, never from a backend's name."""
+
+    state_fields: Mapping[str, int]
+    """Readable fields and their widths, one row an environment (``qpos`` -> nq)."""
+    sensors: Mapping[str, int]
+    """Named sensors and their widths."""
+    selected_row_reset: bool
+    """Whether single environments can be written without touching the others."""
+    model_fields: frozenset[str]
+    """Model parameters that may differ between environments."""
+
+    def require_sensor(self, name: str) -> int:
+        """Width of a sensor.
+
+        Raises:
+            CapabilityError: the model has no sensor of that name.
+        """
+        if name not in self.sensors:
+            raise CapabilityError(
+                f"the model has no sensor {name!r}{did_you_mean(name, self.sensors)}; "
+                "add it to the model or drop the term that reads it"
+            )
+        return self.sensors[name]
+
+
+@dataclass(frozen=True, kw_only=True)
+class JointInfo:
+    """One joint of the model."""
+
+    name: str
+    body: str
+    type: Literal["free", "ball", "slide", "hinge"]
+    qpos: slice
+    """Columns in qpos."""
+    qvel: slice
+    """Columns in qvel."""
+    range: tuple[float, float]
+    """Limits in rad or m; (-inf, inf) when unlimited."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActuatorInfo:
+    """One actuator of the model."""
+
+    name: str
+    joint: str | None
+    """The joint it drives; None for other transmissions."""
+    ctrl_range: tuple[float, float]
+    force_range: tuple[float, float]
+    """N or N m; (-inf, inf) when unlimited."""
+    stiffness: float
+    """Position gain in N m/rad (0 for a motor)."""
+    damping: float
+    """Velocity gain in N m s/rad (0 for a motor)."""
+
+
+class HostBridgeTransferPlan:
+    """A fixed packed layout between physics arrays and the runtime device.
+
+    Every read phase gathers its columns into one ``[num_envs, width]`` float32 packet; an
+    accelerator gets it in one copy. The plan counts what crosses to the device.
+
+    Args:
+        views: the physics views by source name, each ``[num_envs, k]``.
+        sources: the blocks to read, in packet order.
+        device: where the packet is published.
+
+    Attributes:
+        packet: ``[num_envs, width]`` float32 on ``device``; rewritten by every read.
+        transfers: host-to-device copies so far (0 on CPU).
+        bytes: bytes of those copies.
+    """
+
+    def __init__(
+        self, views: Mapping[str, Tensor], sources: Sequence[Source], device: torch.device
+    ) -> None:
+        self.columns: list[slice] = []
+        width = 0
+        self._views: list[Tensor] = []
+        for name, cols in sources:
+            view = views[name][:, cols]
+            self._views.append(view)
+            self.columns.append(slice(width, width + view.shape[1]))
+            width += view.shape[1]
+        rows = self._views[0].shape[0] if self._views else 0
+        self._on_host = device.type == "cpu"
+        self._host = torch.zeros(rows, width, pin_memory=device.type == "cuda")
+        self._segments = [self._host[:, c] for c in self.columns]
+        self.packet = self._host if self._on_host else self._host.to(device)
+        self.transfers = 0
+        self.bytes = 0
+
+    def read(self) -> Tensor:
+        """Publish the current physics values of every environment in ``packet``."""
+        for segment, view in zip(self._segments, self._views, strict=True):
+            segment.copy_(view)
+        if not self._on_host:
+            self.packet.copy_(self._host, non_blocking=True)
+            self._count(self._host)
+        return self.packet
+
+    def read_rows(self, rows: Tensor) -> Tensor:
+        """Publish the current physics values of some environments in ``packet``.
+
+        Args:
+            rows: ``[n]`` int64 environment indices on the CPU.
+        """
+        selected = torch.cat([view[rows] for view in self._views], dim=1).float()
+        if self._on_host:
+            self.packet[rows] = selected
+        else:
+            self.packet[rows.to(self.packet.device)] = selected.to(self.packet.device)
+            self._count(selected)
+        return self.packet
+
+    def _count(self, sent: Tensor) -> None:
+        self.transfers += 1
+        self.bytes += sent.numel() * sent.element_size()
+
+
+class SimBackend(ABC):
+    """Batched physics of one model, spoken to in tensors.
+
+    Environments use these methods and the public metadata, never a simulator's own objects.
+
+    Attributes:
+        num_envs: environments in the batch.
+        timestep: seconds of one physics substep.
+        joints, actuators, bodies: the model's names and figures, in model order.
+        default_qpos: ``[nq]`` float64, the home configuration.
+        default_ctrl: ``[nu]`` float64, the control that belongs to it.
+    """
+
+    num_envs: int
+    timestep: float
+    joints: tuple[JointInfo, ...]
+    actuators: tuple[ActuatorInfo, ...]
+    bodies: tuple[str, ...]
+    default_qpos: Tensor
+    default_ctrl: Tensor
+
+    @abstractmethod
+    def subtree(self, body: str) -> frozenset[str]:
+        """Names of a body and of all bodies below it."""
+
+    @abstractmethod
+    def tensor_execution(self) -> TensorExecution:
+        """Where physics runs and its views live."""
+
+    @abstractmethod
+    def get_tensor_capabilities(self) -> TensorCapabilities:
+        """What can be read, written and randomised."""
+
+    @abstractmethod
+    def get_state_views(self) -> Mapping[str, Tensor]:
+        """Live views of the state fields, ``[num_envs, width]``, without a copy."""
+
+    @abstractmethod
+    def get_sensor_view(self, name: str) -> Tensor:
+        """Live view of a sensor, ``[num_envs, width]``, without a copy.
+
+        Raises:
+            CapabilityError: the model has no such sensor.
+        """
+
+    @abstractmethod
+    def step_tensor(self, ctrl: Tensor, nstep: int) -> None:
+        """Apply controls and advance; derived quantities are current with the new state.
+
+        Args:
+            ctrl: ``[num_envs, nu]`` controls, held for all substeps.
+            nstep: physics substeps.
+
+        Raises:
+            EnvFaultedError: physics raised in some environments; names the rows.
+        """
+
+    @abstractmethod
+    def set_state_tensor(
+        self, rows: Tensor, qpos: Tensor, qvel: Tensor, *, reset: bool = True
+    ) -> None:
+        """Write the state of some environments and make derived quantities current with it.
+
+        Args:
+            rows: ``[n]`` int64 environment indices, unique.
+            qpos: ``[n, nq]``.
+            qvel: ``[n, nv]``.
+            reset: also clear time, warm start, activations and controls, as a new episode wants.
+
+        Raises:
+            ConfigError: rows or shapes do not fit; nothing was written.
+        """
+
+    @abstractmethod
+    def expand(self, field: str) -> Tensor:
+        """Live ``[num_envs, ...]`` view of a model field with a value for each environment.
+
+        Raises:
+            CapabilityError: the field cannot differ between environments.
+        """
+
+    @abstractmethod
+    def set_const(self, rows: Tensor | None = None) -> None:
+        """Recompute what the model derives from fields written through :meth:`expand`."""
+
+    def compile_host_bridge_io(
+        self, sources: Sequence[Source], device: torch.device
+    ) -> HostBridgeTransferPlan:
+        """Freeze a packed read layout.
+
+        Args:
+            sources: blocks of columns, by state field or ``sensor:<name>``.
+            device: where packets are published.
+
+        Raises:
+            CapabilityError: a field or sensor does not exist.
+        """
+        capabilities = self.get_tensor_capabilities()
+        views = dict(self.get_state_views())
+        for name, _ in sources:
+            if name in views:
+                continue
+            if not name.startswith("sensor:"):
+                raise CapabilityError(
+                    f"the backend has no state field {name!r}"
+                    f"{did_you_mean(name, capabilities.state_fields)}"
+                )
+            views[name] = self.get_sensor_view(name.removeprefix("sensor:"))
+        return HostBridgeTransferPlan(views, sources, device)
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free the simulator."""

@@ -1,0 +1,37 @@
+"""Environments: TorchRL ``EnvBase`` over a physics backend, assembled from tables of terms."""
+
+from unilab.envs import mdp
+from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv, ManagerBasedRlEnvCfg
+from unilab.envs.managers import (
+    ActionTermCfg,
+    CommandTermCfg,
+    EventTermCfg,
+    ObservationGroupCfg,
+    ObservationTermCfg,
+    RewardTermCfg,
+    TerminationTermCfg,
+    UniformNoiseCfg,
+    reads,
+)
+from unilab.envs.scene import EntityCfg, EntityScene, SceneCfg, SceneEntityCfg
+from unilab.envs.torch_env import TorchEnv
+
+__all__ = [
+    "ActionTermCfg",
+    "CommandTermCfg",
+    "EntityCfg",
+    "EntityScene",
+    "EventTermCfg",
+    "ManagerBasedRlEnv",
+    "ManagerBasedRlEnvCfg",
+    "ObservationGroupCfg",
+    "ObservationTermCfg",
+    "RewardTermCfg",
+    "SceneCfg",
+    "SceneEntityCfg",
+    "TerminationTermCfg",
+    "TorchEnv",
+    "UniformNoiseCfg",
+    "mdp",
+    "reads",
+]

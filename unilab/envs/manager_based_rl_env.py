@@ -1,0 +1,193 @@
+"""An environment assembled from tables of terms."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from unilab.backends import MujocoBackend, SimBackend
+from unilab.envs.managers import (
+    ActionManager,
+    ActionTermCfg,
+    CommandManager,
+    CommandTermCfg,
+    EventManager,
+    EventTermCfg,
+    ObservationGroupCfg,
+    ObservationManager,
+    RewardManager,
+    RewardTermCfg,
+    TerminationManager,
+    TerminationTermCfg,
+)
+from unilab.envs.scene import EntityScene, SceneCfg
+from unilab.envs.torch_env import TorchEnv
+from unilab.errors import CapabilityError, ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManagerBasedRlEnvCfg:
+    """A task: its model and its tables of terms."""
+
+    scene: SceneCfg
+    decimation: int
+    """Physics substeps of one control step."""
+    episode_length_s: float
+    """Seconds until an episode may time out."""
+    actions: dict[str, ActionTermCfg]
+    observations: dict[str, ObservationGroupCfg]
+    """``obs`` and, for an asymmetric critic, ``critic``."""
+    rewards: dict[str, RewardTermCfg]
+    terminations: dict[str, TerminationTermCfg]
+    commands: dict[str, CommandTermCfg] = field(default_factory=dict)
+    events: dict[str, EventTermCfg] = field(default_factory=dict)
+    num_threads: int = 0
+    """Physics threads; 0 takes all cores."""
+
+    def __post_init__(self) -> None:
+        if self.decimation < 1:
+            raise ConfigError(f"decimation is {self.decimation}: give at least 1")
+        if not self.episode_length_s > 0.0:
+            raise ConfigError(f"episode_length_s is {self.episode_length_s}: give more than 0")
+
+
+class ManagerBasedRlEnv(TorchEnv):
+    """A task run by managers, many environments at once.
+
+    The order of a step: controls, physics, one packed read, terminations, rewards, interval
+    events, commands, observations.
+
+    Args:
+        cfg: the task.
+        num_envs: environments in the batch, at least 1.
+        device: where terms run.
+        seed: seed of everything that is random in the environment.
+        backend: physics to use instead of MuJoCo on ``cfg.scene.model``.
+
+    Raises:
+        ConfigError: a name, pattern, shape or value in the task does not fit the model.
+        CapabilityError: the model or backend lacks something that the task needs.
+    """
+
+    def __init__(
+        self,
+        cfg: ManagerBasedRlEnvCfg,
+        *,
+        num_envs: int,
+        device: torch.device | str = "cpu",
+        seed: int | None = None,
+        backend: SimBackend | None = None,
+    ) -> None:
+        self.cfg = cfg
+        if backend is None:
+            backend = MujocoBackend(
+                cfg.scene.model, num_envs, num_threads=cfg.num_threads, keyframe=cfg.scene.keyframe
+            )
+        if not backend.get_tensor_capabilities().selected_row_reset:
+            raise CapabilityError(
+                f"{type(backend).__name__} cannot reset single environments, which episodes need"
+            )
+        super().__init__(num_envs=num_envs, device=device, seed=seed)
+        self.backend = backend
+        self.step_dt = cfg.decimation * backend.timestep
+        self.max_episode_length = max(1, round(cfg.episode_length_s / self.step_dt))
+        self.scene = EntityScene(cfg.scene, backend, self.device)
+        self.action_manager = ActionManager(cfg.actions, self)
+        self.command_manager = CommandManager(cfg.commands, self)
+        self.observation_manager = ObservationManager(cfg.observations, self)
+        self.reward_manager = RewardManager(cfg.rewards, self)
+        self.termination_manager = TerminationManager(cfg.terminations, self)
+        self.event_manager = EventManager(cfg.events, self)
+        self.event_manager.startup()
+        self.scene.compile_tensor_reads()
+        self.observation_manager.prepare()
+        self.reward_manager.prepare()
+        self.termination_manager.prepare()
+        self._ended = 0
+        self._ended_sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), device=self.device))
+        self._make_specs(self.action_manager.action_dim)
+
+    @property
+    def obs_groups_spec(self) -> dict[str, int]:
+        return self.observation_manager.groups_spec
+
+    def drain_metrics(self) -> dict[str, float]:
+        """Means over the episodes that ended since the last call; empty if none did.
+
+        Returns:
+            ``Episode_Reward/<term>``: weighted sum of the term over the episode, by
+            ``episode_length_s`` (an episode that ends early counts what it missed as 0);
+            ``Episode_Termination/<term>``: share of the episodes that the term ended.
+        """
+        metrics = {k: float(v) / self._ended for k, v in self._ended_sums.items()}
+        self._ended = 0
+        self._ended_sums.clear()
+        return metrics
+
+    def _physics(self, action: Tensor) -> None:
+        ctrl = self.action_manager.process(action)
+        self.backend.step_tensor(ctrl, self.cfg.decimation)
+        self.scene.read()
+        self.scene.check_finite()
+
+    def _evaluate(self) -> tuple[Tensor, Tensor, Tensor]:
+        terminated, truncated = self.termination_manager.compute()
+        reward = self.reward_manager.compute()
+        written = self.event_manager.interval()
+        if written is not None:
+            self.scene.read_rows(written)
+        self.command_manager.compute()
+        return reward, terminated, truncated
+
+    def _observe(self) -> dict[str, Tensor]:
+        return self.observation_manager.compute()
+
+    def _stage_reset(self, rows: Tensor) -> None:
+        self.scene.stage_reset(rows)
+        self.event_manager.stage_reset(rows)
+        self.scene.validate_staged()
+
+    def _discard_reset(self) -> None:
+        self.scene.discard_staged()
+
+    def _commit_reset(self, rows: Tensor) -> None:
+        self.scene.commit_staged()
+        self._record_ended(rows)
+        self.action_manager.reset(rows)
+        self.reward_manager.reset(rows)
+        self.command_manager.reset(rows)
+        self.event_manager.reset(rows)
+        self.scene.read_rows(rows)
+
+    def _record_ended(self, rows: Tensor) -> None:
+        """Add the rows' finished episodes to the running means; a fresh row has none."""
+        rows = rows[self.episode_length[rows] > 0]
+        if not len(rows):
+            return
+        self._ended += len(rows)
+        sums = self.reward_manager.episode_sums[:, rows].sum(1) / self.cfg.episode_length_s
+        for name, value in zip(self.reward_manager.term_names, sums, strict=True):
+            self._ended_sums[f"Episode_Reward/{name}"] += value
+        counts = self.termination_manager.term_dones[:, rows].sum(1)
+        for name, value in zip(self.termination_manager.term_names, counts, strict=True):
+            self._ended_sums[f"Episode_Termination/{name}"] += value
+
+    def close(self, *, raise_if_closed: bool = True) -> None:
+        """Free the physics."""
+        super().close(raise_if_closed=raise_if_closed)
+        self.backend.close()
+
+    def describe(self) -> str:
+        """Every manager's table."""
+        managers = (
+            self.observation_manager,
+            self.action_manager,
+            self.command_manager,
+            self.reward_manager,
+            self.termination_manager,
+            self.event_manager,
+        )
+        return "\n".join(map(str, managers))

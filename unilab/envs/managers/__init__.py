@@ -1,0 +1,44 @@
+"""Managers: each turns a table of terms into one part of the environment's step."""
+
+from unilab.envs.managers.action import (
+    ActionManager,
+    ActionTermCfg,
+    JointEffortActionCfg,
+    JointPositionActionCfg,
+)
+from unilab.envs.managers.command import (
+    CommandManager,
+    CommandTerm,
+    CommandTermCfg,
+)
+from unilab.envs.managers.event import EventManager, EventTermCfg
+from unilab.envs.managers.observation import (
+    ObservationGroupCfg,
+    ObservationManager,
+    ObservationTermCfg,
+    UniformNoiseCfg,
+)
+from unilab.envs.managers.reward import RewardManager, RewardTermCfg
+from unilab.envs.managers.term import reads
+from unilab.envs.managers.termination import TerminationManager, TerminationTermCfg
+
+__all__ = [
+    "ActionManager",
+    "ActionTermCfg",
+    "CommandManager",
+    "CommandTerm",
+    "CommandTermCfg",
+    "EventManager",
+    "EventTermCfg",
+    "JointEffortActionCfg",
+    "JointPositionActionCfg",
+    "ObservationGroupCfg",
+    "ObservationManager",
+    "ObservationTermCfg",
+    "RewardManager",
+    "RewardTermCfg",
+    "TerminationManager",
+    "TerminationTermCfg",
+    "UniformNoiseCfg",
+    "reads",
+]

@@ -1,0 +1,127 @@
+"""Actions: from the policy's numbers to the simulator's controls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from unilab.envs.scene import find_names
+from unilab.errors import ConfigError
+
+if TYPE_CHECKING:
+    from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActionTermCfg:
+    """Actuators driven by a block of action columns: ``ctrl = offset + scale * action``."""
+
+    actuator_names: tuple[str, ...] = (".*",)
+    """Regular expressions, each matched against whole actuator names."""
+    scale: float | dict[str, float] = 1.0
+    """Factor for all, or by pattern of actuator names."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JointPositionActionCfg(ActionTermCfg):
+    """Targets of position actuators, in rad about an offset."""
+
+    use_default_offset: bool = True
+    """Whether action 0 is the home pose; otherwise it is 0 rad."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JointEffortActionCfg(ActionTermCfg):
+    """Controls of motors, in the unit of the actuator's control."""
+
+
+class ActionManager:
+    """Maps ``[num_envs, action_dim]`` actions in [-1, 1] to controls and remembers the last two.
+
+    Args:
+        cfg: the terms; their columns follow each other in order.
+        env: the environment.
+
+    Raises:
+        ConfigError: a pattern matches no actuator, or two terms drive the same one.
+
+    Attributes:
+        action: ``[num_envs, action_dim]``, the current action (zeros after a reset).
+        prev_action: the action before it.
+    """
+
+    def __init__(self, cfg: Mapping[str, ActionTermCfg], env: ManagerBasedRlEnv) -> None:
+        if not cfg:
+            raise ConfigError("the task has no action term: give at least one")
+        actuators = env.backend.actuators
+        names = [a.name for a in actuators]
+        ids: list[int] = []
+        scales: list[float] = []
+        offsets: list[float] = []
+        for name, term in cfg.items():
+            found = find_names(term.actuator_names, names, "actuator")
+            taken = [names[i] for i in found if i in ids]
+            if taken:
+                raise ConfigError(f"action term {name!r} drives {taken}, as an earlier term does")
+            scale = term.scale if isinstance(term.scale, dict) else {".*": term.scale}
+            by_id = {
+                i: value for p, value in scale.items() for i in find_names([p], names, "actuator")
+            }
+            missing = [names[i] for i in found if i not in by_id]
+            if missing:
+                raise ConfigError(f"action term {name!r} has no scale for {missing}")
+            home = isinstance(term, JointPositionActionCfg) and term.use_default_offset
+            ids += found
+            scales += [by_id[i] for i in found]
+            offsets += [float(env.backend.default_ctrl[i]) if home else 0.0 for i in found]
+        device = env.device
+        self._ids = torch.tensor(ids, device=device)
+        self._in_order = ids == list(range(len(names)))
+        self.actuator_names = [names[i] for i in ids]
+        self.scale = torch.tensor(scales, device=device)
+        """``[action_dim]``."""
+        self.offset = torch.tensor(offsets, device=device)
+        """``[action_dim]``."""
+        self.action = torch.zeros(env.num_envs, len(ids), device=device)
+        self.prev_action = torch.zeros_like(self.action)
+        home_ctrl = env.backend.default_ctrl.float().to(device)
+        self._ctrl = home_ctrl.repeat(env.num_envs, 1)
+
+    @property
+    def action_dim(self) -> int:
+        """Number of action columns."""
+        return len(self._ids)
+
+    def process(self, action: Tensor) -> Tensor:
+        """Remember an action and turn it into controls.
+
+        Args:
+            action: ``[num_envs, action_dim]``.
+
+        Returns:
+            ``[num_envs, nu]`` controls.
+        """
+        self.action, self.prev_action = self.prev_action, self.action
+        self.action.copy_(action)
+        ctrl = torch.addcmul(self.offset, self.action, self.scale)
+        if self._in_order:
+            return ctrl
+        self._ctrl[:, self._ids] = ctrl
+        return self._ctrl
+
+    def reset(self, rows: Tensor) -> None:
+        """Forget the actions of some environments."""
+        self.action[rows] = 0.0
+        self.prev_action[rows] = 0.0
+
+    def __str__(self) -> str:
+        lines = [f"actions [{self.action_dim}]"]
+        for name, scale, offset in zip(
+            self.actuator_names, self.scale.tolist(), self.offset.tolist(), strict=True
+        ):
+            lines.append(f"  {name:<28} {offset:+.3f} + {scale:.3f} a")
+        return "\n".join(lines)

@@ -1,0 +1,108 @@
+"""Commands: what the robot is asked to do, drawn anew from time to time."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from unilab.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandTermCfg(ABC):
+    """A command and how often it changes."""
+
+    resampling_time_range: tuple[float, float]
+    """Seconds between draws, uniform."""
+
+    def __post_init__(self) -> None:
+        low, high = self.resampling_time_range
+        if not 0.0 < low <= high:
+            raise ConfigError(
+                f"resampling_time_range is {self.resampling_time_range}: expected 0 < low <= high"
+            )
+
+    @abstractmethod
+    def build(self, env: ManagerBasedRlEnv) -> CommandTerm:
+        """The running term of this configuration."""
+
+
+class CommandTerm(ABC):
+    """A command that is drawn anew when its time is up and when an episode begins."""
+
+    def __init__(self, cfg: CommandTermCfg, env: ManagerBasedRlEnv) -> None:
+        self._env = env
+        self._interval = cfg.resampling_time_range
+        self._time_left = torch.zeros(env.num_envs, device=env.device)
+
+    @property
+    @abstractmethod
+    def command(self) -> Tensor:
+        """``[num_envs, width]``, the command in force."""
+
+    @abstractmethod
+    def resample(self, rows: Tensor) -> None:
+        """Draw new commands for some environments."""
+
+    def reset(self, rows: Tensor) -> None:
+        """Begin an episode: new commands and new intervals."""
+        low, high = self._interval
+        left = torch.empty(len(rows), device=self._time_left.device)
+        self._time_left[rows] = left.uniform_(low, high, generator=self._env.generator)
+        self.resample(rows)
+
+    def compute(self) -> None:
+        """Advance by one control step."""
+        self._time_left -= self._env.step_dt
+        # One reduction tells the common case, in which no command is due.
+        if bool(self._time_left.min() <= 0.0):
+            self.reset((self._time_left <= 0.0).nonzero().flatten())
+
+
+class CommandManager:
+    """The task's commands by name.
+
+    Args:
+        cfg: the terms.
+        env: the environment.
+    """
+
+    def __init__(self, cfg: Mapping[str, CommandTermCfg], env: ManagerBasedRlEnv) -> None:
+        self._terms = {name: term.build(env) for name, term in cfg.items()}
+
+    def get_command(self, name: str) -> Tensor:
+        """The command in force, ``[num_envs, width]``.
+
+        Raises:
+            ConfigError: there is no such command.
+        """
+        try:
+            return self._terms[name].command
+        except KeyError:
+            raise ConfigError(
+                f"the task has no command {name!r}{did_you_mean(name, self._terms)}; "
+                f"it has {sorted(self._terms)}"
+            ) from None
+
+    def compute(self) -> None:
+        """Advance every command by one control step."""
+        for term in self._terms.values():
+            term.compute()
+
+    def reset(self, rows: Tensor) -> None:
+        """Draw new commands for environments that begin an episode."""
+        for term in self._terms.values():
+            term.reset(rows)
+
+    def __str__(self) -> str:
+        lines = ["commands"]
+        lines += [f"  {n:<28} {tuple(t.command.shape[1:])}" for n, t in self._terms.items()]
+        return "\n".join(lines)

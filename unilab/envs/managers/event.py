@@ -1,0 +1,126 @@
+"""Events: what happens to an environment at a reset and from time to time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from unilab.envs.managers.term import Term, bind_term
+from unilab.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
+
+MODES = ("startup", "reset", "interval")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EventTermCfg:
+    """One event.
+
+    Terms write state through the entity (``env.scene["robot"].write_...``). What they write is
+    staged, checked as a whole and committed once.
+    """
+
+    func: Callable[..., None]
+    """``func(env, env_ids, **params)`` with ``env_ids`` ``[n]`` int64."""
+    mode: Literal["startup", "reset", "interval"]
+    """startup: once, for all; reset: when episodes begin; interval: from time to time."""
+    interval_range_s: tuple[float, float] | None = None
+    """Seconds between two events of one environment, uniform; only for ``interval``."""
+    params: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise ConfigError(
+                f"event mode is {self.mode!r}{did_you_mean(self.mode, MODES)}: expected one of {MODES}"
+            )
+        if (self.mode == "interval") != (self.interval_range_s is not None):
+            raise ConfigError(
+                f"event mode {self.mode!r} with interval_range_s {self.interval_range_s}: "
+                "give interval_range_s exactly for mode 'interval'"
+            )
+        if self.interval_range_s is not None:
+            low, high = self.interval_range_s
+            if not 0.0 < low <= high:
+                raise ConfigError(
+                    f"interval_range_s is {self.interval_range_s}: expected 0 < low <= high"
+                )
+
+
+class EventManager:
+    """Runs events by mode.
+
+    Args:
+        cfg: the terms.
+        env: the environment.
+    """
+
+    def __init__(self, cfg: Mapping[str, EventTermCfg], env: ManagerBasedRlEnv) -> None:
+        self._env = env
+        self._terms: dict[str, list[Term]] = {mode: [] for mode in MODES}
+        self._ranges: list[tuple[float, float]] = []
+        for name, term in cfg.items():
+            bound = bind_term(env.scene, "event", name, term.func, term.params, leading=2)
+            self._terms[term.mode].append(bound)
+            if term.interval_range_s is not None:
+                self._ranges.append(term.interval_range_s)
+        self._time_left = torch.zeros(len(self._ranges), env.num_envs, device=env.device)
+
+    def startup(self) -> None:
+        """Run the startup events on every environment."""
+        everyone = torch.arange(self._env.num_envs, device=self._env.device)
+        for term in self._terms["startup"]:
+            term(self._env, everyone)
+
+    def stage_reset(self, rows: Tensor) -> None:
+        """Run the reset events on the rows of the open transaction."""
+        for term in self._terms["reset"]:
+            term(self._env, rows)
+
+    def reset(self, rows: Tensor) -> None:
+        """Draw new intervals for environments that begin an episode."""
+        for left, span in zip(self._time_left, self._ranges, strict=True):
+            left[rows] = self._draw(len(rows), span)
+
+    def interval(self) -> Tensor | None:
+        """Run the interval events that are due; each stages and commits its own rows.
+
+        Returns:
+            ``[n]`` environments whose state was written, or None.
+        """
+        if not self._ranges:
+            return None
+        self._time_left -= self._env.step_dt
+        if not bool(self._time_left.min() <= 0.0):
+            return None
+        scene, written = self._env.scene, []
+        for term, left, span in zip(
+            self._terms["interval"], self._time_left, self._ranges, strict=True
+        ):
+            rows = (left <= 0.0).nonzero().flatten()
+            if not len(rows):
+                continue
+            scene.stage_current(rows)
+            try:
+                term(self._env, rows)
+                scene.validate_staged()
+                scene.commit_staged()
+            finally:
+                scene.discard_staged()
+            left[rows] = self._draw(len(rows), span)
+            written.append(rows)
+        return torch.cat(written).unique()
+
+    def _draw(self, n: int, span: tuple[float, float]) -> Tensor:
+        left = torch.empty(n, device=self._time_left.device)
+        return left.uniform_(*span, generator=self._env.generator)
+
+    def __str__(self) -> str:
+        lines = ["events"]
+        lines += [f"  {t.name:<28} {mode}" for mode, ts in self._terms.items() for t in ts]
+        return "\n".join(lines)

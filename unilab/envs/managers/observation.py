@@ -1,0 +1,183 @@
+"""Observations: terms gathered into the groups ``obs`` (actor) and ``critic``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from unilab.envs.managers.term import Term, bind_term, check_shape
+from unilab.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
+
+GROUPS = ("obs", "critic")
+
+
+@dataclass(frozen=True, kw_only=True)
+class UniformNoiseCfg:
+    """Noise drawn uniformly from an interval and added to a term."""
+
+    n_min: float
+    n_max: float
+
+    def __post_init__(self) -> None:
+        if self.n_min > self.n_max:
+            raise ConfigError(f"noise range is reversed: n_min {self.n_min} > n_max {self.n_max}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObservationTermCfg:
+    """One block of columns of an observation group."""
+
+    func: Callable[..., Tensor]
+    """``func(env, **params) -> [num_envs, width]`` float32."""
+    params: dict[str, Any] = field(default_factory=dict)
+    noise: UniformNoiseCfg | None = None
+    """Sensor noise in the term's own unit; added if the group has ``enable_corruption``."""
+    clip: tuple[float, float] | None = None
+    """Bounds in the term's own unit, applied after the noise."""
+    scale: float | tuple[float, ...] = 1.0
+    """Factor, or one for each column, applied last."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObservationGroupCfg:
+    """The terms of one group, concatenated in order."""
+
+    terms: dict[str, ObservationTermCfg]
+    enable_corruption: bool = False
+    """Whether the terms' noise is added: what a real sensor would see."""
+
+
+@dataclass(frozen=True)
+class _Group:
+    terms: list[Term]
+    widths: list[int]
+    scale: Tensor
+    noise_low: Tensor | None
+    noise_span: Tensor | None
+    clip: tuple[Tensor, Tensor] | None
+
+
+class ObservationManager:
+    """Computes each group as one ``[num_envs, width]`` tensor.
+
+    Noise, clip and scale act on whole groups: a few operations however many terms there are.
+
+    Args:
+        cfg: the groups; ``obs`` is required, ``critic`` optional, nothing else exists.
+        env: the environment; its scene learns what the terms read.
+
+    Raises:
+        ConfigError: another group, a missing ``obs``, or a term that does not fit.
+    """
+
+    def __init__(self, cfg: Mapping[str, ObservationGroupCfg], env: ManagerBasedRlEnv) -> None:
+        for name in cfg:
+            if name not in GROUPS:
+                raise ConfigError(
+                    f"observation group {name!r} does not exist{did_you_mean(name, GROUPS)}: groups "
+                    "are 'obs' (actor) and, if the critic sees something else, 'critic'"
+                )
+        if "obs" not in cfg:
+            raise ConfigError(f"observation groups are {sorted(cfg)}: 'obs' is required")
+        self._cfg = cfg
+        self._env = env
+        self._terms = {
+            group: [
+                bind_term(env.scene, f"observation ({group})", name, term.func, term.params)
+                for name, term in group_cfg.terms.items()
+            ]
+            for group, group_cfg in cfg.items()
+        }
+        for group, terms in self._terms.items():
+            if not terms:
+                raise ConfigError(f"observation group {group!r} has no terms")
+        self._groups: dict[str, _Group] = {}
+
+    def prepare(self) -> None:
+        """Measure the terms once and freeze scales, clips and noise; call after the first read."""
+        for group, terms in self._terms.items():
+            cfg = self._cfg[group]
+            widths, columns = [], []
+            for term in terms:
+                value = check_shape(
+                    f"observation ({group})",
+                    term.name,
+                    term(self._env),
+                    (self._env.num_envs,),
+                    "[num_envs, width]",
+                )
+                if value.ndim != 2 or value.dtype != torch.float32:
+                    raise ConfigError(
+                        f"observation ({group}) term {term.name!r} returned {value.dtype} of shape "
+                        f"{tuple(value.shape)}: expected float32 [num_envs, width]"
+                    )
+                widths.append(value.shape[1])
+                columns.append(_columns(group, term.name, cfg.terms[term.name], value.shape[1]))
+            scale, low, span, lower, upper = torch.cat(columns, 1).to(self._env.device)
+            noisy = cfg.enable_corruption and bool((low.abs() + span).any())
+            clipped = bool((lower.isfinite() | upper.isfinite()).any())
+            self._groups[group] = _Group(
+                terms=terms,
+                widths=widths,
+                scale=scale,
+                noise_low=low if noisy else None,
+                noise_span=span if noisy else None,
+                clip=(lower, upper) if clipped else None,
+            )
+
+    @property
+    def groups_spec(self) -> dict[str, int]:
+        """Width of each group."""
+        return {name: sum(group.widths) for name, group in self._groups.items()}
+
+    @property
+    def term_widths(self) -> dict[str, dict[str, int]]:
+        """Terms of each group in order, with their widths."""
+        return {
+            name: {t.name: w for t, w in zip(group.terms, group.widths, strict=True)}
+            for name, group in self._groups.items()
+        }
+
+    def compute(self) -> dict[str, Tensor]:
+        """New ``[num_envs, width]`` tensors for every group."""
+        env = self._env
+        out = {}
+        for name, group in self._groups.items():
+            value = torch.cat([term(env) for term in group.terms], dim=1)
+            if group.noise_low is not None and group.noise_span is not None:
+                noise = torch.empty_like(value).uniform_(generator=env.generator)
+                value.addcmul_(noise, group.noise_span).add_(group.noise_low)
+            if group.clip is not None:
+                value.clamp_(*group.clip)
+            out[name] = value.mul_(group.scale)
+        return out
+
+    def __str__(self) -> str:
+        lines = []
+        for name, terms in self.term_widths.items():
+            lines.append(f"observations {name!r} [{sum(terms.values())}]")
+            lines += [f"  {term:<28} {width}" for term, width in terms.items()]
+        return "\n".join(lines)
+
+
+def _columns(group: str, name: str, cfg: ObservationTermCfg, width: int) -> Tensor:
+    """Scale, noise low, noise span, clip low and clip high of a term, ``[5, width]``."""
+    scale = torch.tensor(cfg.scale, dtype=torch.float32)
+    if scale.ndim and len(scale) != width:
+        raise ConfigError(
+            f"observation ({group}) term {name!r} has {len(scale)} scales for {width} columns"
+        )
+    low, high = (cfg.noise.n_min, cfg.noise.n_max) if cfg.noise else (0.0, 0.0)
+    lower, upper = cfg.clip if cfg.clip else (-torch.inf, torch.inf)
+    if lower > upper:
+        raise ConfigError(f"observation ({group}) term {name!r} has a reversed clip {cfg.clip}")
+    rows = [scale.expand(width)]
+    rows += [torch.full((width,), v) for v in (low, high - low, lower, upper)]
+    return torch.stack(rows)

@@ -1,0 +1,85 @@
+"""Rewards: a weighted sum of terms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from unilab.envs.managers.term import bind_term, check_shape
+from unilab.errors import NonFiniteError
+
+if TYPE_CHECKING:
+    from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardTermCfg:
+    """One summand of the reward: ``weight * func(env, **params) * step_dt``."""
+
+    func: Callable[..., Tensor]
+    """``func(env, **params) -> [num_envs]`` float32, a rate per second."""
+    weight: float
+    params: dict[str, Any] = field(default_factory=dict)
+
+
+class RewardManager:
+    """Sums the terms and keeps each one's episode sum.
+
+    Args:
+        cfg: the terms; those of weight 0 are not computed.
+        env: the environment.
+    """
+
+    def __init__(self, cfg: Mapping[str, RewardTermCfg], env: ManagerBasedRlEnv) -> None:
+        self._env = env
+        active = {name: term for name, term in cfg.items() if term.weight != 0.0}
+        self._terms = [
+            bind_term(env.scene, "reward", name, term.func, term.params)
+            for name, term in active.items()
+        ]
+        self.term_names = list(active)
+        weights = torch.tensor([t.weight for t in active.values()], device=env.device)
+        self._weights = (weights * env.step_dt).unsqueeze(1)
+        self.episode_sums = torch.zeros(len(active), env.num_envs, device=env.device)
+        """``[num_terms, num_envs]``, weighted sums since the episode began."""
+
+    def prepare(self) -> None:
+        """Evaluate each term once and check its shape; call after the first read."""
+        for term in self._terms:
+            value = term(self._env)
+            check_shape("reward", term.name, value, (self._env.num_envs,), "float32 [num_envs]")
+            check_shape("reward", term.name, value.sum(-1), (), "float32 [num_envs]")
+
+    def compute(self) -> Tensor:
+        """The reward of this step, ``[num_envs]``.
+
+        Raises:
+            NonFiniteError: names the terms and rows.
+        """
+        if not self._terms:
+            return torch.zeros(self._env.num_envs, device=self._env.device)
+        values = torch.stack([term(self._env) for term in self._terms]).mul_(self._weights)
+        reward = values.sum(0)
+        if not bool(torch.isfinite(reward.sum())):
+            bad = {
+                term.name: (~value.isfinite()).nonzero().flatten().tolist()[:8]
+                for term, value in zip(self._terms, values, strict=True)
+                if not bool(value.isfinite().all())
+            }
+            raise NonFiniteError(f"reward terms are not finite (term: first rows): {bad}")
+        self.episode_sums += values
+        return reward
+
+    def reset(self, rows: Tensor) -> None:
+        """Begin new episode sums for some environments."""
+        self.episode_sums[:, rows] = 0.0
+
+    def __str__(self) -> str:
+        weights = (self._weights.flatten() / self._env.step_dt).tolist()
+        lines = ["rewards (weight per second)"]
+        lines += [f"  {n:<28} {w:+g}" for n, w in zip(self.term_names, weights, strict=True)]
+        return "\n".join(lines)

@@ -1,0 +1,113 @@
+"""Terms: small functions of the environment that managers call by name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from torch import Tensor
+
+from unilab.envs.scene import EntityScene, SceneEntityCfg
+from unilab.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def reads(*fields: str, sensors: str | None = None) -> Callable[[F], F]:
+    """Declare what a term reads, so that the scene's one packet carries it.
+
+    Args:
+        *fields: fields of the entity that the term's ``SceneEntityCfg`` parameter names
+            (``"joint_pos"``, ``"root_lin_vel_b"``, ...).
+        sensors: name of the parameter that holds sensor names (a string or a sequence).
+    """
+
+    def mark(func: F) -> F:
+        func.reads_fields = fields  # type: ignore[attr-defined]
+        func.reads_sensors = sensors  # type: ignore[attr-defined]
+        return func
+
+    return mark
+
+
+@dataclass(frozen=True)
+class Term:
+    """A term function with its parameters bound and its entities resolved."""
+
+    name: str
+    func: Callable[..., Any]
+    params: dict[str, Any]
+
+    def __call__(self, env: ManagerBasedRlEnv, *args: Any) -> Any:
+        return self.func(env, *args, **self.params)
+
+
+def bind_term(
+    scene: EntityScene,
+    kind: str,
+    name: str,
+    func: Callable[..., Any],
+    params: Mapping[str, Any],
+    *,
+    leading: int = 1,
+) -> Term:
+    """Check a term's parameters, resolve its entities and declare its reads.
+
+    Args:
+        scene: where entities and sensors are found.
+        kind: what the term is ("reward", ...), for messages.
+        name: the term's name in its manager.
+        func: ``func(env, ..., **params)``.
+        params: keyword parameters.
+        leading: positional arguments that the manager passes.
+
+    Raises:
+        ConfigError: an unknown or missing parameter, entity, joint pattern or field.
+        CapabilityError: a sensor or field that the model does not have.
+    """
+    label = f"{kind} term {name!r}"
+    if not callable(func):
+        raise ConfigError(f"{label}: func is {func!r}, expected a function of the environment")
+    accepted = list(inspect.signature(func).parameters.values())[leading:]
+    names = [p.name for p in accepted]
+    for key in params:
+        if key not in names:
+            raise ConfigError(
+                f"{label}: {func.__name__} has no parameter {key!r}{did_you_mean(key, names)}"
+            )
+    bound: dict[str, Any] = {}
+    for parameter in accepted:
+        if parameter.name in params:
+            bound[parameter.name] = params[parameter.name]
+        elif parameter.default is not inspect.Parameter.empty:
+            bound[parameter.name] = parameter.default
+        else:
+            raise ConfigError(f"{label}: {func.__name__} needs the parameter {parameter.name!r}")
+    for key, value in bound.items():
+        if isinstance(value, SceneEntityCfg):
+            bound[key] = scene.resolve(value)
+            for field in getattr(func, "reads_fields", ()):
+                scene.declare(value.name, field)
+    sensors = getattr(func, "reads_sensors", None)
+    if sensors is not None:
+        value = bound[sensors]
+        for sensor in (value,) if isinstance(value, str) else value:
+            scene.declare_sensor(sensor)
+    return Term(name, func, bound)
+
+
+def check_shape(kind: str, name: str, value: Any, shape: tuple[int, ...], what: str) -> Tensor:
+    """A term's value, if it is a tensor of the shape that its manager needs.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if not isinstance(value, Tensor) or tuple(value.shape[: len(shape)]) != shape:
+        given = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+        raise ConfigError(f"{kind} term {name!r} returned {given}: expected {what}")
+    return value

@@ -1,0 +1,78 @@
+"""Terminations: which environments end, and whether they failed or ran out of time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from unilab.envs.managers.term import bind_term, check_shape
+from unilab.errors import ConfigError
+
+if TYPE_CHECKING:
+    from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
+
+
+@dataclass(frozen=True, kw_only=True)
+class TerminationTermCfg:
+    """One reason for an episode to end."""
+
+    func: Callable[..., Tensor]
+    """``func(env, **params) -> [num_envs]`` bool."""
+    params: dict[str, Any] = field(default_factory=dict)
+    time_out: bool = False
+    """True: the episode is truncated and its value is bootstrapped; False: it is terminated."""
+
+
+class TerminationManager:
+    """Collects the terms into ``terminated`` and ``truncated``.
+
+    Args:
+        cfg: the terms.
+        env: the environment.
+    """
+
+    def __init__(self, cfg: Mapping[str, TerminationTermCfg], env: ManagerBasedRlEnv) -> None:
+        self._env = env
+        self._terms = [
+            bind_term(env.scene, "termination", name, term.func, term.params)
+            for name, term in cfg.items()
+        ]
+        self.term_names = list(cfg)
+        self._time_out = [term.time_out for term in cfg.values()]
+        self.term_dones = torch.zeros(len(cfg), env.num_envs, dtype=torch.bool, device=env.device)
+        """``[num_terms, num_envs]``, which terms fired in the last step."""
+        self.terminated = torch.zeros(env.num_envs, dtype=torch.bool, device=env.device)
+        """``[num_envs]``, who failed in the last step."""
+        self.truncated = torch.zeros_like(self.terminated)
+        """``[num_envs]``, who ran out of time in the last step."""
+
+    def prepare(self) -> None:
+        """Evaluate each term once and check what it returns; call after the first read."""
+        shape = (self._env.num_envs,)
+        for term in self._terms:
+            value = check_shape("termination", term.name, term(self._env), shape, "bool [num_envs]")
+            if value.dtype != torch.bool or value.ndim != 1:
+                raise ConfigError(
+                    f"termination term {term.name!r} returned {value.dtype} of shape "
+                    f"{tuple(value.shape)}: expected bool [num_envs]"
+                )
+
+    def compute(self) -> tuple[Tensor, Tensor]:
+        """``terminated`` and ``truncated`` of this step, ``[num_envs]`` bool each."""
+        terminated = torch.zeros_like(self.terminated)
+        truncated = torch.zeros_like(terminated)
+        for term, time_out, row in zip(self._terms, self._time_out, self.term_dones, strict=True):
+            row.copy_(term(self._env))
+            (truncated if time_out else terminated).logical_or_(row)
+        self.terminated, self.truncated = terminated, truncated
+        return terminated, truncated
+
+    def __str__(self) -> str:
+        lines = ["terminations"]
+        for name, time_out in zip(self.term_names, self._time_out, strict=True):
+            lines.append(f"  {name:<28} {'truncates' if time_out else 'terminates'}")
+        return "\n".join(lines)

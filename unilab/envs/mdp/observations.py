@@ -1,0 +1,90 @@
+"""Observation terms: ``[num_envs, width]`` float32."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from unilab.envs.managers.term import reads
+from unilab.envs.scene import SceneEntityCfg
+
+if TYPE_CHECKING:
+    from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
+
+_ROBOT = SceneEntityCfg("robot")
+
+
+@reads("root_lin_vel_b")
+def base_lin_vel(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = _ROBOT) -> Tensor:
+    """Linear velocity of the root in its own frame, ``[num_envs, 3]`` m/s."""
+    return env.scene[asset_cfg.name].data.root_lin_vel_b
+
+
+@reads("root_ang_vel_b")
+def base_ang_vel(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = _ROBOT) -> Tensor:
+    """Angular velocity of the root in its own frame, ``[num_envs, 3]`` rad/s."""
+    return env.scene[asset_cfg.name].data.root_ang_vel_b
+
+
+@reads("root_pos_w")
+def base_pos_z(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = _ROBOT) -> Tensor:
+    """Height of the root, ``[num_envs, 1]`` m."""
+    return env.scene[asset_cfg.name].data.root_pos_w[:, 2:]
+
+
+@reads("projected_gravity_b")
+def projected_gravity(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = _ROBOT) -> Tensor:
+    """Direction of gravity in the root frame, ``[num_envs, 3]``; (0, 0, -1) when upright."""
+    return env.scene[asset_cfg.name].data.projected_gravity_b
+
+
+@reads("joint_pos")
+def joint_pos_rel(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = _ROBOT) -> Tensor:
+    """Joint positions from the home pose, ``[num_envs, num_joints]`` rad."""
+    data = env.scene[asset_cfg.name].data
+    return (data.joint_pos - data.default_joint_pos)[:, asset_cfg.joint_ids]
+
+
+@reads("joint_pos")
+def joint_pos_sincos(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = _ROBOT) -> Tensor:
+    """Sine and cosine of joint positions, ``[num_envs, 2 * num_joints]``."""
+    pos = env.scene[asset_cfg.name].data.joint_pos[:, asset_cfg.joint_ids]
+    return torch.cat((pos.sin(), pos.cos()), dim=1)
+
+
+@reads("joint_vel")
+def joint_vel_rel(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = _ROBOT) -> Tensor:
+    """Joint velocities, ``[num_envs, num_joints]`` rad/s."""
+    return env.scene[asset_cfg.name].data.joint_vel[:, asset_cfg.joint_ids]
+
+
+def last_action(env: ManagerBasedRlEnv) -> Tensor:
+    """The action of this step, ``[num_envs, action_dim]``; zeros after a reset."""
+    return env.action_manager.action
+
+
+def generated_commands(env: ManagerBasedRlEnv, command_name: str) -> Tensor:
+    """The command in force, ``[num_envs, width]``."""
+    return env.command_manager.get_command(command_name)
+
+
+@reads(sensors="sensor_names")
+def sensor_values(
+    env: ManagerBasedRlEnv, sensor_names: tuple[str, ...], component: int | None = None
+) -> Tensor:
+    """Sensors side by side, in the sensors' own units.
+
+    Args:
+        env: the environment.
+        sensor_names: sensors of the model.
+        component: only this column of each sensor; None takes all.
+
+    Returns:
+        ``[num_envs, sum of widths]``, or ``[num_envs, len(sensor_names)]`` for one component.
+    """
+    values = [env.scene.sensor(name) for name in sensor_names]
+    if component is not None:
+        values = [value[:, component : component + 1] for value in values]
+    return torch.cat(values, dim=1)

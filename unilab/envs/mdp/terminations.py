@@ -1,0 +1,47 @@
+"""Termination terms: ``[num_envs]`` bool."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from unilab.envs.managers.term import reads
+from unilab.envs.scene import SceneEntityCfg
+
+if TYPE_CHECKING:
+    from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
+
+_ROBOT = SceneEntityCfg("robot")
+
+
+def time_out(env: ManagerBasedRlEnv) -> Tensor:
+    """The episode has lasted ``episode_length_s``."""
+    return env.episode_length >= env.max_episode_length
+
+
+@reads("projected_gravity_b")
+def bad_orientation(
+    env: ManagerBasedRlEnv, limit_angle: float, asset_cfg: SceneEntityCfg = _ROBOT
+) -> Tensor:
+    """The root is tilted by more than ``limit_angle`` rad."""
+    gravity = env.scene[asset_cfg.name].data.projected_gravity_b
+    return gravity[:, 2] > -math.cos(limit_angle)
+
+
+@reads("root_pos_w")
+def root_height_below_minimum(
+    env: ManagerBasedRlEnv, minimum_height: float, asset_cfg: SceneEntityCfg = _ROBOT
+) -> Tensor:
+    """The root is lower than ``minimum_height`` m."""
+    return env.scene[asset_cfg.name].data.root_pos_w[:, 2] < minimum_height
+
+
+@reads("joint_pos")
+def joint_pos_out_of_limit(
+    env: ManagerBasedRlEnv, limit: float, asset_cfg: SceneEntityCfg = _ROBOT
+) -> Tensor:
+    """A joint is more than ``limit`` (rad or m) from zero."""
+    pos = env.scene[asset_cfg.name].data.joint_pos[:, asset_cfg.joint_ids]
+    return (pos.abs() > limit).any(1)

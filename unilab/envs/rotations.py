@@ -1,0 +1,92 @@
+"""Quaternions as ``[..., 4]`` tensors, scalar first (w, x, y, z), as MuJoCo stores them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def rotate_inverse(quat: Tensor, vec: Tensor) -> Tensor:
+    """A world-frame vector in the frame that ``quat`` describes.
+
+    Args:
+        quat: ``[N, 4]`` unit quaternions, frame to world.
+        vec: ``[N, 3]``.
+
+    Returns:
+        ``[N, 3]``.
+    """
+    w, u = quat[:, :1], quat[:, 1:]
+    t = torch.linalg.cross(u, vec).mul_(2.0)
+    return torch.addcmul(vec, w, t, value=-1.0) + torch.linalg.cross(u, t)
+
+
+def gravity_direction(quat: Tensor) -> Tensor:
+    """Unit vector of gravity in the frame that ``quat`` describes.
+
+    Args:
+        quat: ``[N, 4]`` unit quaternions, frame to world.
+
+    Returns:
+        ``[N, 3]``: (0, 0, -1) when upright.
+    """
+    w, x, y, z = quat.unbind(-1)
+    return torch.stack((2 * (w * y - x * z), -2 * (y * z + w * x), 2 * (x * x + y * y) - 1), dim=-1)
+
+
+def from_yaw(yaw: Tensor) -> Tensor:
+    """Rotation about the vertical.
+
+    Args:
+        yaw: ``[N]`` rad.
+
+    Returns:
+        ``[N, 4]``.
+    """
+    half, zero = 0.5 * yaw, torch.zeros_like(yaw)
+    return torch.stack((half.cos(), zero, zero, half.sin()), dim=-1)
+
+
+def from_euler(roll: Tensor, pitch: Tensor, yaw: Tensor) -> Tensor:
+    """Rotation by roll, then pitch, then yaw about the fixed axes.
+
+    Args:
+        roll, pitch, yaw: ``[N]`` rad.
+
+    Returns:
+        ``[N, 4]``.
+    """
+    cr, sr = (0.5 * roll).cos(), (0.5 * roll).sin()
+    cp, sp = (0.5 * pitch).cos(), (0.5 * pitch).sin()
+    cy, sy = (0.5 * yaw).cos(), (0.5 * yaw).sin()
+    return torch.stack(
+        (
+            cy * cp * cr + sy * sp * sr,
+            cy * cp * sr - sy * sp * cr,
+            cy * sp * cr + sy * cp * sr,
+            sy * cp * cr - cy * sp * sr,
+        ),
+        dim=-1,
+    )
+
+
+def multiply(a: Tensor, b: Tensor) -> Tensor:
+    """Product of rotations: first ``b``, then ``a``.
+
+    Args:
+        a, b: ``[N, 4]``.
+
+    Returns:
+        ``[N, 4]``.
+    """
+    aw, ax, ay, az = a.unbind(-1)
+    bw, bx, by, bz = b.unbind(-1)
+    return torch.stack(
+        (
+            aw * bw - ax * bx - ay * by - az * bz,
+            aw * bx + ax * bw + ay * bz - az * by,
+            aw * by - ax * bz + ay * bw + az * bx,
+            aw * bz + ax * by - ay * bx + az * bw,
+        ),
+        dim=-1,
+    )

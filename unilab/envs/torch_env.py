@@ -1,0 +1,221 @@
+"""The lifecycle of every environment: one step, one reset, in one order."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, NoReturn
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+from torchrl.data import Bounded, Categorical, Composite, Unbounded
+from torchrl.envs import EnvBase
+
+from unilab.errors import ConfigError, EnvFaultedError, NonFiniteError
+
+TRAINING_STATE_VERSION = 1
+
+
+class TorchEnv(EnvBase):
+    """A batch of environments as a TorchRL ``EnvBase`` of batch size ``[num_envs]``.
+
+    A step validates the action, advances physics, evaluates the new state and returns it under
+    ``"next"``. Rows that are done keep their terminal, pre-reset observation there; TorchRL's
+    ``step_and_maybe_reset`` then resets those rows only and puts their first observation at the
+    root. A reset is one transaction: the whole payload is built and checked, then written once. A
+    failure before the write leaves the environment as it was; a failure after it, or in a step
+    once physics has begun, faults the environment for good.
+
+    Args:
+        num_envs: environments in the batch.
+        device: where observations, rewards and terminations are computed.
+        seed: seed of the environment's own random generator; None draws one.
+
+    Attributes:
+        generator: the environment's random generator; nothing else is drawn from.
+        episode_length: ``[num_envs]`` int64, control steps since each episode began.
+    """
+
+    _supports_set_state = False
+
+    def __init__(
+        self, *, num_envs: int, device: torch.device | str = "cpu", seed: int | None = None
+    ) -> None:
+        super().__init__(device=torch.device(device), batch_size=torch.Size([num_envs]))
+        self.num_envs = num_envs
+        self.generator = torch.Generator(device=self.device)
+        self.generator.manual_seed(torch.seed() % 2**63 if seed is None else seed)
+        self.episode_length = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
+        self._all_rows = torch.arange(num_envs, device=self.device)
+        self._control_steps = 0
+        self._fault: BaseException | None = None
+
+    # What an environment fills in ---------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def obs_groups_spec(self) -> dict[str, int]:
+        """Widths of the observation groups: ``obs`` and, if there is one, ``critic``."""
+
+    @abstractmethod
+    def _physics(self, action: Tensor) -> None:
+        """Turn the action into controls, advance physics by a control step and read it."""
+
+    @abstractmethod
+    def _evaluate(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Reward, terminated and truncated of the new state, ``[num_envs]`` each."""
+
+    @abstractmethod
+    def _observe(self) -> dict[str, Tensor]:
+        """New tensors for every observation group, ``[num_envs, width]``."""
+
+    @abstractmethod
+    def _stage_reset(self, rows: Tensor) -> None:
+        """Build and check the whole reset payload; write nothing."""
+
+    @abstractmethod
+    def _commit_reset(self, rows: Tensor) -> None:
+        """Write the payload, begin the rows' episodes and read their new state."""
+
+    def _discard_reset(self) -> None:
+        """Drop a payload that was not written."""
+
+    # The lifecycle ------------------------------------------------------------------------------
+
+    def _make_specs(self, action_dim: int) -> None:
+        """Publish TorchRL's specs; call at the end of construction."""
+        groups = self.obs_groups_spec
+        unknown = sorted(set(groups) - {"obs", "critic"})
+        if unknown or "obs" not in groups:
+            raise ConfigError(
+                f"observation groups are {sorted(groups)}: expected 'obs' and, optionally, 'critic'"
+            )
+        n, device = self.num_envs, self.device
+        self.observation_spec = Composite(
+            {k: Unbounded((n, width), device=device) for k, width in groups.items()},
+            shape=(n,),
+            device=device,
+        )
+        self.action_spec = Bounded(-1.0, 1.0, (n, action_dim), device=device)
+        self.reward_spec = Unbounded((n, 1), device=device)
+        flag = Categorical(2, shape=(n, 1), dtype=torch.bool, device=device)
+        self.done_spec = Composite(
+            {k: flag.clone() for k in ("done", "terminated", "truncated")},
+            shape=(n,),
+            device=device,
+        )
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        self._check_usable()
+        action = self._validated(tensordict.get("action"))
+        try:
+            self._physics(action)
+            self._control_steps += 1
+            self.episode_length += 1
+            reward, terminated, truncated = self._evaluate()
+            observation = self._observe()
+        except BaseException as error:
+            self._set_fault(error)
+        return TensorDict._new_unsafe(
+            {
+                **observation,
+                "reward": reward.unsqueeze(-1),
+                "terminated": terminated.unsqueeze(-1),
+                "truncated": truncated.unsqueeze(-1),
+                "done": (terminated | truncated).unsqueeze(-1),
+            },
+            batch_size=self.batch_size,
+            device=self.device,
+        )
+
+    def _reset(
+        self, tensordict: TensorDictBase | None = None, **kwargs: Any
+    ) -> TensorDictBase:
+        self._check_usable()
+        mask = None if tensordict is None else tensordict.get("_reset", None)
+        rows = self._all_rows if mask is None else mask.reshape(-1).nonzero().flatten()
+        if len(rows):
+            before = self.generator.get_state()
+            try:
+                self._stage_reset(rows)
+            except BaseException:
+                self._discard_reset()
+                self.generator.set_state(before)
+                raise
+            try:
+                self._commit_reset(rows)
+                self.episode_length[rows] = 0
+            except BaseException as error:
+                self._set_fault(error)
+        flag = torch.zeros(self.num_envs, 1, dtype=torch.bool, device=self.device)
+        return TensorDict._new_unsafe(
+            {
+                **self._observe(),
+                "done": flag,
+                "terminated": flag.clone(),
+                "truncated": flag.clone(),
+            },
+            batch_size=self.batch_size,
+            device=self.device,
+        )
+
+    def _set_seed(self, seed: int | None) -> None:
+        if seed is not None:
+            self.generator.manual_seed(seed)
+
+    def export_training_state(self) -> dict[str, int]:
+        """What a checkpoint keeps of the environment: version 1, control steps so far."""
+        return {"version": TRAINING_STATE_VERSION, "control_steps": self._control_steps}
+
+    def import_training_state(self, state: dict[str, int]) -> None:
+        """Continue from a checkpoint.
+
+        Raises:
+            ConfigError: another version, or a counter that is not a non-negative integer.
+        """
+        if state.get("version") != TRAINING_STATE_VERSION:
+            raise ConfigError(
+                f"environment training state has version {state.get('version')!r}: "
+                f"expected {TRAINING_STATE_VERSION}"
+            )
+        steps = state.get("control_steps")
+        if not isinstance(steps, int) or isinstance(steps, bool) or steps < 0:
+            raise ConfigError(
+                f"environment training state has control_steps {steps!r}: "
+                "expected a non-negative integer"
+            )
+        self._control_steps = steps
+
+    def _validated(self, action: Tensor) -> Tensor:
+        expected = self.full_action_spec["action"].shape
+        if action.shape != expected:
+            raise ConfigError(
+                f"action has shape {tuple(action.shape)}: expected {tuple(expected)}"
+            )
+        if action.dtype != torch.float32:
+            raise ConfigError(
+                f"action has dtype {action.dtype}: expected torch.float32; use action.float()"
+            )
+        if action.device != self.device:
+            raise ConfigError(
+                f"action is on {action.device}: expected {self.device}; use action.to(env.device)"
+            )
+        # A sum is non-finite as soon as one summand is: one reduction instead of two.
+        if not bool(torch.isfinite(action.sum())) and not bool(torch.isfinite(action).all()):
+            rows = (~torch.isfinite(action)).any(-1).nonzero().flatten().tolist()
+            raise NonFiniteError(
+                f"action is not finite in {len(rows)} rows (first: {rows[:8]}): "
+                "look for a diverged policy"
+            )
+        return action
+
+    def _check_usable(self) -> None:
+        if self._fault is not None:
+            raise EnvFaultedError(
+                f"the environment failed earlier ({type(self._fault).__name__}: {self._fault}); "
+                "its state is undefined: make a new one"
+            ) from self._fault
+
+    def _set_fault(self, error: BaseException) -> NoReturn:
+        self._fault = error
+        raise error

@@ -1,0 +1,192 @@
+"""Names of tasks, and the environments they stand for.
+
+    env = unilab.make("go2_velocity_flat", num_envs=256, seed=0)
+    make_env = unilab.registry.factory("go2_velocity_flat", num_envs=256)   # pickles, for spawn
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any
+
+import torch
+
+from unilab.envs import ManagerBasedRlEnv, ManagerBasedRlEnvCfg, TorchEnv
+from unilab.errors import ConfigError, did_you_mean
+from unilab.tasks import TASKS
+
+__all__ = ["Dims", "EnvFactory", "describe", "dims", "factory", "make", "names", "register"]
+
+CfgFactory = Callable[[], ManagerBasedRlEnvCfg]
+_registered: dict[str, CfgFactory] = dict(TASKS)
+
+
+@dataclass(frozen=True)
+class Dims:
+    """Widths that networks need."""
+
+    obs: int
+    """Actor observation."""
+    critic: int
+    """Critic observation: that of the ``critic`` group, or ``obs`` if the task has none."""
+    action: int
+    has_critic: bool
+    """Whether the task publishes a ``critic`` group."""
+
+
+@dataclass(frozen=True)
+class EnvFactory:
+    """Builds a task's environment wherever it is called; pickles by the config's import path."""
+
+    cfg_factory: CfgFactory
+    num_envs: int
+    device: str = "cpu"
+    seed: int | None = None
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self) -> TorchEnv:
+        cfg = _overridden(self.cfg_factory(), self.overrides, "")
+        return ManagerBasedRlEnv(cfg, num_envs=self.num_envs, device=self.device, seed=self.seed)
+
+
+def names() -> list[str]:
+    """All task names, sorted."""
+    return sorted(_registered)
+
+
+def describe(name: str) -> str:
+    """One line about a task.
+
+    Raises:
+        ConfigError: no such task.
+    """
+    return (_cfg_factory(name).__doc__ or name).strip().splitlines()[0]
+
+
+def register(name: str, cfg_factory: CfgFactory) -> None:
+    """Add a task of your own.
+
+    Args:
+        name: the task's name.
+        cfg_factory: a module-level function (so that it pickles) that returns the task's config;
+            the first line of its docstring describes the task.
+
+    Raises:
+        ConfigError: the name is taken.
+    """
+    if name in _registered:
+        raise ConfigError(f"a task named {name!r} exists already: choose another name")
+    _registered[name] = cfg_factory
+
+
+def factory(
+    name: str,
+    *,
+    num_envs: int,
+    device: str = "cpu",
+    seed: int | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> EnvFactory:
+    """A pickleable zero-argument function that builds the environment.
+
+    Args:
+        name: the task.
+        num_envs: environments in the batch, at least 1.
+        device: where terms run.
+        seed: the environment's seed.
+        overrides: changes to the task's config, nested or by dotted path
+            (``{"episode_length_s": 5.0, "rewards.action_rate.weight": -0.02}``).
+
+    Raises:
+        ConfigError: no such task, an override that does not fit, or num_envs < 1.
+    """
+    cfg_factory = _cfg_factory(name)
+    overrides = dict(overrides or {})
+    if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
+        raise ConfigError(f"num_envs is {num_envs!r}: give an integer of at least 1")
+    _overridden(cfg_factory(), overrides, "")
+    return EnvFactory(cfg_factory, num_envs, str(torch.device(device)), seed, overrides)
+
+
+def make(
+    name: str,
+    *,
+    num_envs: int = 1,
+    device: str = "cpu",
+    seed: int | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> TorchEnv:
+    """Build a task's environment; see :func:`factory`."""
+    return factory(name, num_envs=num_envs, device=device, seed=seed, overrides=overrides)()
+
+
+def dims(name: str, overrides: Mapping[str, Any] | None = None) -> Dims:
+    """Observation and action widths of a task, from one environment built for the purpose."""
+    env = make(name, num_envs=1, seed=0, overrides=overrides)
+    groups = env.obs_groups_spec
+    action = env.full_action_spec["action"].shape[-1]
+    env.close()
+    return Dims(groups["obs"], groups.get("critic", groups["obs"]), action, "critic" in groups)
+
+
+def _cfg_factory(name: str) -> CfgFactory:
+    try:
+        return _registered[name]
+    except KeyError:
+        raise ConfigError(
+            f"no task named {name!r}{did_you_mean(name, _registered)}; "
+            f"`unilab list` shows them: {', '.join(names())}"
+        ) from None
+
+
+def _overridden(value: Any, overrides: Mapping[str, Any], path: str) -> Any:
+    """A config with some of its values replaced, by key or dotted path."""
+    for dotted, new in overrides.items():
+        key, _, rest = dotted.partition(".")
+        options = [f.name for f in fields(value)] if is_dataclass(value) else list(value)
+        here = f"{path}.{key}" if path else key
+        if key not in options:
+            where = f"'{path}'" if path else "the task"
+            raise ConfigError(
+                f"override {here!r}: {where} has no {key!r}{did_you_mean(key, options)}; "
+                f"it has {', '.join(map(str, options))}"
+            )
+        old = getattr(value, key) if is_dataclass(value) else value[key]
+        if rest:
+            new = {rest: new}
+        if isinstance(new, Mapping) and (is_dataclass(old) or isinstance(old, Mapping)):
+            new = _overridden(old, new, here)
+        else:
+            if rest:
+                raise ConfigError(f"override {here}.{rest!r}: {here!r} is a value, not a table")
+            new = _like(old, new, here)
+        if is_dataclass(value) and not isinstance(value, type):
+            value = replace(value, **{key: new})
+        else:
+            value = {**value, key: new}
+    return value
+
+
+def _like(old: Any, new: Any, path: str) -> Any:
+    """``new`` in the type of ``old``.
+
+    Raises:
+        ConfigError: it has another kind of value.
+    """
+    if old is None:
+        return new
+    if isinstance(old, float) and isinstance(new, int) and not isinstance(new, bool):
+        return float(new)
+    if isinstance(old, tuple) and isinstance(new, (list, tuple)):
+        new = tuple(new)
+        if old and len(new) == len(old):
+            return tuple(_like(o, n, path) for o, n in zip(old, new, strict=True))
+        if not old or not isinstance(old[0], (int, float)):
+            return new
+    elif type(new) is type(old):
+        return new
+    raise ConfigError(
+        f"override {path!r} is {new!r} ({type(new).__name__}): "
+        f"expected {type(old).__name__} like the present {old!r}"
+    )

@@ -1,0 +1,1 @@
+"""Small classic control tasks, learnt in minutes on a laptop."""

@@ -1,0 +1,121 @@
+"""Unitree G1 follows a commanded planar velocity on flat ground."""
+
+from __future__ import annotations
+
+import math
+
+from unilab.envs import (
+    EntityCfg,
+    EventTermCfg,
+    ManagerBasedRlEnvCfg,
+    ObservationGroupCfg,
+    ObservationTermCfg,
+    RewardTermCfg,
+    SceneCfg,
+    SceneEntityCfg,
+    TerminationTermCfg,
+    UniformNoiseCfg,
+    mdp,
+)
+from unilab.tasks.robots import model_path
+
+UPPER_BODY = ("waist_.*", ".*_shoulder_.*", ".*_elbow_.*", ".*_wrist_.*")
+HIPS = (".*_hip_yaw_joint", ".*_hip_roll_joint")
+
+
+def g1_velocity_flat() -> ManagerBasedRlEnvCfg:
+    """Unitree G1 follows a commanded velocity on flat ground (29 joints, 20 s episodes)."""
+    command = {"command_name": "base_velocity"}
+    sensed = {
+        "base_ang_vel": ObservationTermCfg(
+            func=mdp.base_ang_vel, scale=0.25, noise=UniformNoiseCfg(n_min=-0.2, n_max=0.2)
+        ),
+        "projected_gravity": ObservationTermCfg(
+            func=mdp.projected_gravity, noise=UniformNoiseCfg(n_min=-0.05, n_max=0.05)
+        ),
+        "command": ObservationTermCfg(
+            func=mdp.generated_commands, params=command, scale=(2.0, 2.0, 1.0)
+        ),
+        "joint_pos": ObservationTermCfg(
+            func=mdp.joint_pos_rel, noise=UniformNoiseCfg(n_min=-0.01, n_max=0.01)
+        ),
+        "joint_vel": ObservationTermCfg(
+            func=mdp.joint_vel_rel, scale=0.05, noise=UniformNoiseCfg(n_min=-1.5, n_max=1.5)
+        ),
+        "actions": ObservationTermCfg(func=mdp.last_action),
+    }
+    feet = {"sensor_names": ("left_foot_pos", "right_foot_pos"), "component": 2}
+    privileged = {
+        "base_lin_vel": ObservationTermCfg(func=mdp.base_lin_vel, scale=2.0),
+        "base_height": ObservationTermCfg(func=mdp.base_pos_z),
+        "foot_heights": ObservationTermCfg(func=mdp.sensor_values, params=feet, scale=5.0),
+    }
+    return ManagerBasedRlEnvCfg(
+        scene=SceneCfg(
+            model=str(model_path("g1")), entities={"robot": EntityCfg(root_body="pelvis")}
+        ),
+        decimation=4,
+        episode_length_s=20.0,
+        actions={"joint_pos": mdp.JointPositionActionCfg(scale=0.5)},
+        observations={
+            "obs": ObservationGroupCfg(terms=sensed, enable_corruption=True),
+            "critic": ObservationGroupCfg(terms={**sensed, **privileged}),
+        },
+        commands={
+            "base_velocity": mdp.UniformVelocityCommandCfg(
+                resampling_time_range=(5.0, 10.0),
+                lin_vel_x=(-0.3, 0.8),
+                lin_vel_y=(-0.3, 0.3),
+                ang_vel_z=(-0.6, 0.6),
+                rel_standing_envs=0.05,
+            )
+        },
+        rewards={
+            "alive": RewardTermCfg(func=mdp.is_alive, weight=0.5),
+            "track_lin_vel_xy": RewardTermCfg(
+                func=mdp.track_lin_vel_xy_exp, weight=1.5, params={"std": 0.5, **command}
+            ),
+            "track_ang_vel_z": RewardTermCfg(
+                func=mdp.track_ang_vel_z_exp, weight=0.75, params={"std": 0.5, **command}
+            ),
+            "lin_vel_z": RewardTermCfg(func=mdp.lin_vel_z_l2, weight=-0.2),
+            "ang_vel_xy": RewardTermCfg(func=mdp.ang_vel_xy_l2, weight=-0.05),
+            "flat_orientation": RewardTermCfg(func=mdp.flat_orientation_l2, weight=-1.0),
+            "torques": RewardTermCfg(func=mdp.joint_torques_l2, weight=-2e-6),
+            "action_rate": RewardTermCfg(func=mdp.action_rate_l2, weight=-0.01),
+            "upper_body": RewardTermCfg(
+                func=mdp.joint_deviation_l2,
+                weight=-0.1,
+                params={"asset_cfg": SceneEntityCfg("robot", joint_names=UPPER_BODY)},
+            ),
+            "hips": RewardTermCfg(
+                func=mdp.joint_deviation_l2,
+                weight=-0.2,
+                params={"asset_cfg": SceneEntityCfg("robot", joint_names=HIPS)},
+            ),
+        },
+        terminations={
+            "time_out": TerminationTermCfg(func=mdp.time_out, time_out=True),
+            "too_low": TerminationTermCfg(
+                func=mdp.root_height_below_minimum, params={"minimum_height": 0.45}
+            ),
+            "tilted": TerminationTermCfg(
+                func=mdp.bad_orientation, params={"limit_angle": math.radians(50.0)}
+            ),
+        },
+        events={
+            "reset_base": EventTermCfg(
+                func=mdp.reset_root_state_uniform,
+                mode="reset",
+                params={
+                    "pose_range": {"yaw": (-math.pi, math.pi)},
+                    "velocity_range": {"x": (-0.2, 0.2), "y": (-0.2, 0.2)},
+                },
+            ),
+            "reset_joints": EventTermCfg(
+                func=mdp.reset_joints_by_offset,
+                mode="reset",
+                params={"position_range": (-0.05, 0.05), "velocity_range": (0.0, 0.0)},
+            ),
+        },
+    )

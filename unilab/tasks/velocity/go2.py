@@ -1,0 +1,106 @@
+"""Unitree Go2 follows a commanded planar velocity on flat ground."""
+
+from __future__ import annotations
+
+import math
+
+from unilab.envs import (
+    EntityCfg,
+    EventTermCfg,
+    ManagerBasedRlEnvCfg,
+    ObservationGroupCfg,
+    ObservationTermCfg,
+    RewardTermCfg,
+    SceneCfg,
+    TerminationTermCfg,
+    UniformNoiseCfg,
+    mdp,
+)
+from unilab.tasks.robots import model_path
+
+
+def go2_velocity_flat() -> ManagerBasedRlEnvCfg:
+    """Unitree Go2 follows a commanded velocity on flat ground (12 joints, 20 s episodes)."""
+    command = {"command_name": "base_velocity"}
+    # What the robot's own sensors give: no linear velocity, no height.
+    sensed = {
+        "base_ang_vel": ObservationTermCfg(
+            func=mdp.base_ang_vel, scale=0.25, noise=UniformNoiseCfg(n_min=-0.2, n_max=0.2)
+        ),
+        "projected_gravity": ObservationTermCfg(
+            func=mdp.projected_gravity, noise=UniformNoiseCfg(n_min=-0.05, n_max=0.05)
+        ),
+        "command": ObservationTermCfg(
+            func=mdp.generated_commands, params=command, scale=(2.0, 2.0, 1.0)
+        ),
+        "joint_pos": ObservationTermCfg(
+            func=mdp.joint_pos_rel, noise=UniformNoiseCfg(n_min=-0.01, n_max=0.01)
+        ),
+        "joint_vel": ObservationTermCfg(
+            func=mdp.joint_vel_rel, scale=0.05, noise=UniformNoiseCfg(n_min=-1.5, n_max=1.5)
+        ),
+        "actions": ObservationTermCfg(func=mdp.last_action),
+    }
+    privileged = {
+        "base_lin_vel": ObservationTermCfg(func=mdp.base_lin_vel, scale=2.0),
+        "base_height": ObservationTermCfg(func=mdp.base_pos_z, scale=3.0),
+    }
+    return ManagerBasedRlEnvCfg(
+        scene=SceneCfg(
+            model=str(model_path("go2")), entities={"robot": EntityCfg(root_body="base")}
+        ),
+        decimation=4,
+        episode_length_s=20.0,
+        actions={"joint_pos": mdp.JointPositionActionCfg(scale=0.6)},
+        observations={
+            "obs": ObservationGroupCfg(terms=sensed, enable_corruption=True),
+            "critic": ObservationGroupCfg(terms={**sensed, **privileged}),
+        },
+        commands={
+            "base_velocity": mdp.UniformVelocityCommandCfg(
+                resampling_time_range=(5.0, 10.0),
+                lin_vel_x=(-0.6, 1.0),
+                lin_vel_y=(-0.4, 0.4),
+                ang_vel_z=(-0.8, 0.8),
+                rel_standing_envs=0.05,
+            )
+        },
+        rewards={
+            "track_lin_vel_xy": RewardTermCfg(
+                func=mdp.track_lin_vel_xy_exp, weight=1.5, params={"std": 0.5, **command}
+            ),
+            "track_ang_vel_z": RewardTermCfg(
+                func=mdp.track_ang_vel_z_exp, weight=0.75, params={"std": 0.5, **command}
+            ),
+            "lin_vel_z": RewardTermCfg(func=mdp.lin_vel_z_l2, weight=-0.5),
+            "ang_vel_xy": RewardTermCfg(func=mdp.ang_vel_xy_l2, weight=-0.02),
+            "flat_orientation": RewardTermCfg(func=mdp.flat_orientation_l2, weight=-1.0),
+            "torques": RewardTermCfg(func=mdp.joint_torques_l2, weight=-1e-4),
+            "action_rate": RewardTermCfg(func=mdp.action_rate_l2, weight=-0.01),
+            "pose": RewardTermCfg(func=mdp.joint_deviation_l2, weight=-0.05),
+        },
+        terminations={
+            "time_out": TerminationTermCfg(func=mdp.time_out, time_out=True),
+            "too_low": TerminationTermCfg(
+                func=mdp.root_height_below_minimum, params={"minimum_height": 0.15}
+            ),
+            "tilted": TerminationTermCfg(
+                func=mdp.bad_orientation, params={"limit_angle": math.radians(60.0)}
+            ),
+        },
+        events={
+            "reset_base": EventTermCfg(
+                func=mdp.reset_root_state_uniform,
+                mode="reset",
+                params={
+                    "pose_range": {"yaw": (-math.pi, math.pi)},
+                    "velocity_range": {"x": (-0.3, 0.3), "y": (-0.3, 0.3), "yaw": (-0.3, 0.3)},
+                },
+            ),
+            "reset_joints": EventTermCfg(
+                func=mdp.reset_joints_by_offset,
+                mode="reset",
+                params={"position_range": (-0.1, 0.1), "velocity_range": (0.0, 0.0)},
+            ),
+        },
+    )

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from tensordict import TensorDict
 from torchrl.checkpoint import (
     Checkpoint,
     CheckpointRotation,
@@ -19,7 +22,7 @@ from torchrl.data import ReplayBuffer
 
 from unilab.errors import CheckpointError
 
-__all__ = ["Checkpointer", "EnvTrainingState", "ReplayContents"]
+__all__ = ["Checkpointer", "Counters", "EnvTrainingState", "ReplayContents"]
 
 _OPTIONAL = ("replay",)
 
@@ -28,6 +31,16 @@ class _Stateful(Protocol):
     def state_dict(self) -> Any: ...
 
     def load_state_dict(self, state: Any, /) -> Any: ...
+
+
+@dataclass
+class Counters:
+    """How far a run is."""
+
+    frames: int = 0
+    """Environment steps taken, all environments together."""
+    minutes: float = 0.0
+    """Training time."""
 
 
 class _Payload:
@@ -53,9 +66,9 @@ class Checkpointer:
 
     Args:
         directory: the run's ``checkpoints/``.
-        components: name -> object with ``state_dict``/``load_state_dict``. The global random
-            generators of Python, NumPy and torch are always saved beside them. A component named
-            ``replay`` may be absent from a checkpoint.
+        components: name -> object with ``state_dict``/``load_state_dict``. The counters of the run
+            and the global random generators of Python, NumPy and torch are saved beside them. A
+            component named ``replay`` may be absent from a checkpoint.
         identity: JSON values that must agree between checkpoint and run, such as the task and the
             widths of observations and actions.
         keep: newest checkpoints to keep.
@@ -74,19 +87,21 @@ class Checkpointer:
         self._identity = dict(identity)
         self._rotation = CheckpointRotation(directory, keep_last=keep)
 
-    def save(self, frames: int) -> Path:
+    def save(self, counters: Counters) -> Path:
         """Writes a checkpoint and drops the oldest ones.
 
         Args:
-            frames: environment steps so far; names and orders the checkpoints.
+            counters: how far the run is; the frames name and order the checkpoints.
 
         Raises:
             CheckpointError: it could not be written; the earlier ones are untouched.
         """
-        checkpoint = _bind({n: _Payload(c.state_dict()) for n, c in self._components.items()})
-        metadata = {"identity": self._identity, "frames": frames}
+        states = {name: part.state_dict() for name, part in self._components.items()}
+        states["counters"] = dataclasses.asdict(counters)
+        checkpoint = _bind({name: _Payload(state) for name, state in states.items()})
+        metadata = {"identity": self._identity}
         try:
-            return self._rotation.save(checkpoint, step=frames, metadata=metadata)
+            return self._rotation.save(checkpoint, step=counters.frames, metadata=metadata)
         except (OSError, RuntimeError) as error:
             raise CheckpointError(
                 f"no checkpoint written to {self._rotation.directory} ({error}): free space or fix "
@@ -108,14 +123,14 @@ class Checkpointer:
             )
         return latest
 
-    def load(self, path: str | Path | None = None) -> set[str]:
+    def load(self, path: str | Path | None = None) -> Counters:
         """Restores every component, or none.
 
         Args:
             path: a checkpoint; the newest one by default.
 
         Returns:
-            Names of the components that were in the checkpoint.
+            How far the run was.
 
         Raises:
             CheckpointError: the checkpoint is damaged, is of another run or network, or was
@@ -123,15 +138,17 @@ class Checkpointer:
         """
         path = Path(path) if path is not None else self.latest()
         states = self._read(path)
+        counters = states.pop("counters")
         self._compare(path, states)
         self._apply(path, states)
-        return set(states)
+        return Counters(**counters)
 
     def _read(self, path: Path) -> dict[str, Any]:
         try:
             manifest = Checkpoint.manifest(path)
             identity = manifest["metadata"].get("identity")
-            present = {n: _Payload() for n in self._components if self._wanted(n, manifest)}
+            wanted = [n for n in self._components if n not in _OPTIONAL or n in manifest["components"]]
+            present = {name: _Payload() for name in (*wanted, "counters")}
             if identity == self._identity:
                 _bind(present).load(path, map_location="cpu")
         except (TorchRLCheckpointError, OSError, ValueError, KeyError, AttributeError) as error:
@@ -144,10 +161,6 @@ class Checkpointer:
                 f"checkpoint {path} is of another run: {_differences(identity, self._identity)}"
             )
         return {name: payload.state for name, payload in present.items()}
-
-    @staticmethod
-    def _wanted(name: str, manifest: Mapping[str, Any]) -> bool:
-        return name not in _OPTIONAL or name in manifest["components"]
 
     def _compare(self, path: Path, states: Mapping[str, Any]) -> None:
         for name, state in states.items():
@@ -240,8 +253,6 @@ class ReplayContents:
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Puts the rows back where they were."""
-        from tensordict import TensorDict
-
         length = saved["length"]
         self._buffer.empty()
         if length:

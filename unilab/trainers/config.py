@@ -121,6 +121,11 @@ class AlgoCfg:
         _at_most(f"{path}.gamma", self.gamma, 1.0)
         self.algo_params.check(f"{path}.algo_params")
 
+    def planned_updates(self) -> int:
+        """Updates that a whole run makes."""
+        ticks = max(0, self.total_frames - self.learning_starts) // self.num_envs
+        return max(1, ticks * self.updates_per_step)
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingCfg:
@@ -182,7 +187,11 @@ class TrainingCfg:
 
     def resolve_threads(self) -> int:
         """CPU threads of torch."""
-        return self.num_threads or len(os.sched_getaffinity(0))
+        if self.num_threads is not None:
+            return self.num_threads
+        # Cores this process may run on, which in a container are fewer than the machine's.
+        affinity = getattr(os, "sched_getaffinity", None)
+        return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -89,7 +89,9 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
         allowed = typing.get_args(hint)
         if value not in allowed:
             near = did_you_mean(str(value), [str(a) for a in allowed])
-            raise ConfigError(f"{path}={value!r}{near}: must be one of {', '.join(map(str, allowed))}")
+            raise ConfigError(
+                f"{path}={value!r}{near}: must be one of {', '.join(map(str, allowed))}"
+            )
         return value
     if dataclasses.is_dataclass(hint):
         return from_dict(typing.cast(type, hint), value, path)

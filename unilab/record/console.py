@@ -1,0 +1,125 @@
+"""What a person sees: progress while a run goes on, and a closing summary of what to do next."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Mapping
+from typing import TextIO
+
+from tqdm import tqdm
+
+from unilab.record.run_folder import RunFolder
+
+__all__ = ["Progress", "closing_summary"]
+
+_SHOWN = {"return": "Train/return", "length": "Train/episode_length", "eval": "Eval/return"}
+
+
+class Progress:
+    """A bar with steps/s, return and ETA on a terminal; elsewhere a line for each row of metrics.
+
+    Args:
+        total: environment steps of the whole run.
+        initial: steps that an earlier part of the run took.
+        stream: where to write; decides between bar and lines.
+    """
+
+    def __init__(self, total: int, *, initial: int = 0, stream: TextIO | None = None) -> None:
+        self._stream = stream if stream is not None else sys.stderr
+        self._total = total
+        self._frames = initial
+        self._start = (time.perf_counter(), initial)
+        self._bar = (
+            tqdm(
+                total=total,
+                initial=initial,
+                unit=" steps",
+                unit_scale=True,
+                dynamic_ncols=True,
+                smoothing=0.05,
+                file=self._stream,
+            )
+            if self._stream.isatty()
+            else None
+        )
+
+    def advance(self, frames: int) -> None:
+        """Counts environment steps."""
+        self._frames += frames
+        if self._bar is not None:
+            self._bar.update(frames)
+
+    def show(self, metrics: Mapping[str, float]) -> None:
+        """Shows the latest metrics."""
+        shown = {
+            name: metrics[tag]
+            for name, tag in _SHOWN.items()
+            if not math.isnan(metrics.get(tag, math.nan))
+        }
+        if self._bar is not None:
+            self._bar.set_postfix({name: f"{value:.4g}" for name, value in shown.items()})
+            return
+        seconds = time.perf_counter() - self._start[0]
+        rate = (self._frames - self._start[1]) / max(seconds, 1e-9)
+        left = (self._total - self._frames) / max(rate, 1e-9)
+        parts = [f"{self._frames:,}/{self._total:,} steps", f"{rate:,.0f} steps/s"]
+        parts += [f"{name} {value:.4g}" for name, value in shown.items()]
+        parts.append(f"ETA {_duration(left)}")
+        print("  ".join(parts), file=self._stream, flush=True)
+
+    def close(self) -> None:
+        """Leaves the terminal to what comes next."""
+        if self._bar is not None:
+            self._bar.close()
+
+
+def closing_summary(
+    run: RunFolder,
+    *,
+    frames: int,
+    total_frames: int,
+    minutes: float,
+    metrics: Mapping[str, float],
+    command: str = "unilab train",
+) -> str:
+    """Says how far a run came, where its files are and what to type next.
+
+    Args:
+        run: the run's folder.
+        frames: environment steps taken.
+        total_frames: steps that were asked for.
+        minutes: training time.
+        metrics: latest value of every metric.
+        command: what started the run, for the line that continues it.
+
+    Returns:
+        The text, several lines.
+    """
+    done = frames >= total_frames
+    how = "Finished" if done else f"Stopped at {frames / total_frames:.0%}"
+    lines = [f"{how}: {frames:,} steps in {minutes:.1f} min."]
+    results = [f"{tag} {metrics[tag]:.4g}" for tag in _results(metrics)]
+    if results:
+        lines.append("Results      " + ", ".join(results))
+    more = f" algo.total_frames={2 * total_frames}" if done else ""
+    lines += [
+        f"Run folder   {run.path}",
+        f"TensorBoard  tensorboard --logdir {run.path}",
+        f"Picture      unilab plot {run.path}",
+        f"Continue     {command} training.resume={run.path}{more}",
+    ]
+    return "\n".join(lines)
+
+
+def _results(metrics: Mapping[str, float]) -> list[str]:
+    evaluated = [t for t in metrics if t.startswith("Eval/") and t.count("/") == 1]
+    tags = evaluated or ["Train/return", "Train/episode_length"]
+    return [tag for tag in tags if not math.isnan(metrics.get(tag, math.nan))]
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(int(min(seconds, 359_999)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

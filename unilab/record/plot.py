@@ -1,0 +1,99 @@
+"""The picture of a run: its learning curve against frames and wall time."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from unilab.errors import CapabilityError, CheckpointError
+from unilab.record.run_folder import RunFolder
+
+__all__ = ["plot_learning_curve"]
+
+_PREFERRED = ("Eval/Episode_Reward/", "Episode_Reward/")
+
+
+def plot_learning_curve(run: str | Path, out: str | Path | None = None) -> Path:
+    """Draws return and task terms of a run over environment steps, with minutes on the upper axis.
+
+    Args:
+        run: the run's folder.
+        out: picture to write; ``learning_curve.png`` in the run's folder by default.
+
+    Returns:
+        The picture's path.
+
+    Raises:
+        CapabilityError: matplotlib is not installed.
+        CheckpointError: the path is no run, or nothing was logged yet.
+    """
+    folder = RunFolder.open(run)
+    rows = _read(folder.progress_file)
+    figure_class = _matplotlib_figure()
+    figure = figure_class(figsize=(8, 6), layout="constrained")
+    upper, lower = figure.subplots(2, 1, sharex=True)
+    _draw(upper, rows, ["Train/return", "Eval/return"], strip="")
+    upper.set_ylabel("return")
+    tags = {tag for row in rows for tag in row}
+    prefix = next((p for p in _PREFERRED if any(tag.startswith(p) for tag in tags)), "")
+    terms = sorted(tag for tag in tags if prefix and tag.startswith(prefix))
+    if terms:
+        _draw(lower, rows, terms, strip=prefix)
+        lower.set_ylabel(prefix.strip("/") + " (1/s)")
+    else:
+        _draw(lower, rows, ["Train/episode_length", "Eval/episode_length"], strip="")
+        lower.set_ylabel("episode length (control steps)")
+    lower.set_xlabel("environment steps")
+    _add_minutes_axis(upper, rows)
+    task = folder.read_config()["config"].get("task", "")
+    upper.set_title(f"{task}  ({float(rows[-1]['minutes']):.0f} min)", pad=28)
+    target = Path(out) if out is not None else folder.path / "learning_curve.png"
+    figure.savefig(target, dpi=120)
+    return target
+
+
+def _matplotlib_figure() -> Any:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise CapabilityError(
+            "plots need matplotlib, which is not installed: pip install 'unilab-torchrl[plot]'"
+        ) from error
+    return Figure
+
+
+def _read(path: Path) -> list[dict[str, str]]:
+    rows = []
+    if path.exists():
+        with path.open(newline="") as file:
+            rows = [{k: v for k, v in row.items() if v} for row in csv.DictReader(file)]
+    if not rows:
+        raise CheckpointError(f"{path} has no rows yet: let the run log once before you plot it")
+    return rows
+
+
+def _draw(axes: Any, rows: Sequence[dict[str, str]], tags: Sequence[str], *, strip: str) -> None:
+    for tag in tags:
+        points = [(int(row["frames"]), float(row[tag])) for row in rows if tag in row]
+        if points:
+            marker = "o" if tag.startswith("Eval/") else None
+            axes.plot(*zip(*points, strict=True), label=tag.removeprefix(strip), marker=marker)
+    if axes.lines:
+        axes.legend(fontsize="small")
+    axes.grid(alpha=0.3)
+
+
+def _add_minutes_axis(axes: Any, rows: Sequence[dict[str, str]]) -> None:
+    """Ticks of elapsed minutes at the frames where they were reached; the pace need not be even."""
+    last = float(rows[-1]["minutes"])
+    if last <= 0:
+        return
+    ticks, labels = [], []
+    for fraction in (0.25, 0.5, 0.75, 1.0):
+        row = next(r for r in rows if float(r["minutes"]) >= fraction * last - 1e-9)
+        ticks.append(int(row["frames"]))
+        labels.append(f"{float(row['minutes']):.3g} min")
+    twin = axes.secondary_xaxis("top")
+    twin.set_ticks(ticks, labels)

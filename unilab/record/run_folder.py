@@ -1,0 +1,147 @@
+"""The folder of one training run: what lies where, and how it is made and found again."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from unilab.errors import CheckpointError, ConfigError
+
+__all__ = ["RunFolder"]
+
+_PACKAGES = ("unilab-torchrl", "torch", "torchrl", "tensordict", "mujoco", "numpy")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """One run on disk: ``run_config.json``, ``progress.csv``, ``tensorboard/``, ``checkpoints/``."""
+
+    path: Path
+    """The folder itself."""
+
+    @property
+    def config_file(self) -> Path:
+        """The resolved configuration and how it was resolved."""
+        return self.path / "run_config.json"
+
+    @property
+    def progress_file(self) -> Path:
+        """One row of metrics a log interval."""
+        return self.path / "progress.csv"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Event files."""
+        return self.path / "tensorboard"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Rotated checkpoints."""
+        return self.path / "checkpoints"
+
+    @classmethod
+    def create(
+        cls, task: str, seed: int, *, log_root: str | Path = "runs", path: str | Path | None = None
+    ) -> RunFolder:
+        """Makes the folder of a new run and proves that it can be written.
+
+        Args:
+            task: first level below ``log_root``.
+            seed: part of the folder's name.
+            log_root: parent of all runs.
+            path: the folder itself, in place of ``<log_root>/<task>/<timestamp>_seed<seed>``.
+
+        Returns:
+            The new run's folder.
+
+        Raises:
+            ConfigError: the folder cannot be written, or holds a run already.
+        """
+        if path is None:
+            stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
+            base = Path(log_root) / task / f"{stamp}_seed{seed}"
+            path = base
+            # Two runs of a sweep can start within the same second.
+            while path.exists():
+                path = base.with_name(f"{base.name}_{uuid.uuid4().hex[:4]}")
+        run = cls(Path(path))
+        if run.config_file.exists():
+            raise ConfigError(
+                f"run folder {run.path} already holds a run: continue it with "
+                f"training.resume={run.path}, or choose another training.run_dir"
+            )
+        try:
+            run.checkpoints.mkdir(parents=True, exist_ok=True)
+            probe = run.path / f".write-test-{uuid.uuid4().hex}"
+            probe.write_text("")
+            probe.unlink()
+        except OSError as error:
+            raise ConfigError(
+                f"run folder {run.path} cannot be written ({error.strerror or error}): set "
+                "training.run_dir or training.log_root to a folder you may write"
+            ) from error
+        return run
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunFolder:
+        """Finds the folder of an existing run.
+
+        Raises:
+            CheckpointError: the path is no run folder, or cannot be written.
+        """
+        run = cls(Path(path))
+        if not run.config_file.is_file():
+            what = "does not exist" if not run.path.exists() else "is no run folder"
+            raise CheckpointError(
+                f"{run.path} {what}: a run folder holds run_config.json, progress.csv and "
+                "checkpoints/; give the folder that the run printed when it started"
+            )
+        if not os.access(run.path, os.W_OK):
+            raise CheckpointError(f"run folder {run.path} cannot be written: check its permissions")
+        return run
+
+    def write_config(self, config: Mapping[str, Any], **resolved: Any) -> None:
+        """Writes ``run_config.json``: the configuration, what was resolved from it, versions."""
+        content = {
+            "config": dict(config),
+            **resolved,
+            "versions": _versions(),
+            "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        }
+        partial = self.config_file.with_suffix(".json.partial")
+        partial.write_text(json.dumps(content, indent=2) + "\n")
+        partial.replace(self.config_file)
+
+    def read_config(self) -> dict[str, Any]:
+        """What :meth:`write_config` wrote.
+
+        Raises:
+            CheckpointError: the file is not the JSON object that it was.
+        """
+        try:
+            content = json.loads(self.config_file.read_text())
+            if not isinstance(content["config"], dict):
+                raise TypeError("config is no object")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"{self.config_file} is damaged ({error}): restore it, or start a new run"
+            ) from error
+        return content
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            # A source tree on sys.path has no distribution metadata of its own.
+            found[package] = "not installed as a distribution"
+    return found

@@ -1,0 +1,40 @@
+# make train                     train the Go2 with the defaults of examples/train_flashsac.py
+# make train ARGS="task=..."     the same with Hydra overrides
+# make test                      the test suite
+# make check                     lint, types and import layers
+# Each target sets up what it needs: a virtual environment in .venv with the pinned packages.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+ARGS ?=
+# The suite is split over processes; each may then use one core.
+WORKERS ?= auto
+
+.PHONY: train test check format clean
+.DELETE_ON_ERROR:
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "unilab needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,export,plot]'
+	touch $@
+
+train: $(VENV)/.installed
+	$(BIN)/python examples/train_flashsac.py $(ARGS)
+
+test: $(VENV)/.installed
+	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+check: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

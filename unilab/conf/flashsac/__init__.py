@@ -1,0 +1,1 @@
+"""FlashSAC: ``config.yaml`` and a file for each task."""

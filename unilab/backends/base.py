@@ -90,12 +90,16 @@ class HostBridgeTransferPlan:
     Every read phase gathers its columns into one ``[num_envs, width]`` float32 packet; an
     accelerator gets it in one copy. The plan counts what crosses to the device.
 
+    Blocks of one view that touch or overlap share packet columns, so that a read copies each run
+    of columns once, whatever the number of blocks.
+
     Args:
         views: the physics views by source name, each ``[num_envs, k]``.
-        sources: the blocks to read, in packet order.
+        sources: the blocks to read.
         device: where the packet is published.
 
     Attributes:
+        columns: packet columns of each block, in the order of ``sources``.
         packet: ``[num_envs, width]`` float32 on ``device``; rewritten by every read.
         transfers: host-to-device copies so far (0 on CPU).
         bytes: bytes of those copies.
@@ -104,18 +108,18 @@ class HostBridgeTransferPlan:
     def __init__(
         self, views: Mapping[str, Tensor], sources: Sequence[Source], device: torch.device
     ) -> None:
-        self.columns: list[slice] = []
-        width = 0
-        self._views: list[Tensor] = []
-        for name, cols in sources:
-            view = views[name][:, cols]
-            self._views.append(view)
-            self.columns.append(slice(width, width + view.shape[1]))
-            width += view.shape[1]
+        blocks = [(name, *cols.indices(views[name].shape[1])[:2]) for name, cols in sources]
+        runs, placed = _merge(blocks)
+        self.columns: list[slice] = [
+            slice(at, at + stop - start)
+            for at, (_, start, stop) in zip(placed, blocks, strict=True)
+        ]
+        self._views = [views[name][:, start:stop] for name, start, stop in runs]
+        widths = [view.shape[1] for view in self._views]
         rows = self._views[0].shape[0] if self._views else 0
         self._on_host = device.type == "cpu"
-        self._host = torch.zeros(rows, width, pin_memory=device.type == "cuda")
-        self._segments = [self._host[:, c] for c in self.columns]
+        self._host = torch.zeros(rows, sum(widths), pin_memory=device.type == "cuda")
+        self._segments = self._host.split(widths, dim=1) if widths else ()
         self.packet = self._host if self._on_host else self._host.to(device)
         self.transfers = 0
         self.bytes = 0
@@ -146,6 +150,24 @@ class HostBridgeTransferPlan:
     def _count(self, sent: Tensor) -> None:
         self.transfers += 1
         self.bytes += sent.numel() * sent.element_size()
+
+
+def _merge(blocks: Sequence[tuple[str, int, int]]) -> tuple[list[tuple[str, int, int]], list[int]]:
+    """Runs of columns that cover all blocks, and the packet column where each block begins."""
+    runs: list[tuple[str, int, int]] = []
+    width = 0
+    placed = [0] * len(blocks)
+    for i in sorted(range(len(blocks)), key=lambda i: blocks[i]):
+        name, start, stop = blocks[i]
+        if runs and runs[-1][0] == name and start <= runs[-1][2]:
+            _, run_start, run_stop = runs.pop()
+            width -= run_stop - run_start
+            runs.append((name, run_start, max(run_stop, stop)))
+        else:
+            runs.append((name, start, stop))
+        placed[i] = width + start - runs[-1][1]
+        width += runs[-1][2] - runs[-1][1]
+    return runs, placed
 
 
 class SimBackend(ABC):
@@ -260,4 +282,4 @@ class SimBackend(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Free the simulator."""
+        """Free the simulator; a second call does nothing."""

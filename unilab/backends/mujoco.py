@@ -31,6 +31,8 @@ _JOINT_TYPES: tuple[Literal["free", "ball", "slide", "hinge"], ...] = (
 )
 _QPOS_WIDTH = (7, 4, 1, 1)
 _QVEL_WIDTH = (6, 3, 1, 1)
+# Fields of the model that the state after a reset depends on, besides the pose that is given.
+_RESET_INPUTS = frozenset({"body_pos", "body_quat", "eq_active0"})
 _NONE, _VEL = int(mujoco.mjtStage.mjSTAGE_NONE), int(mujoco.mjtStage.mjSTAGE_VEL)
 
 
@@ -66,6 +68,8 @@ class MujocoBackend(SimBackend):
         # A diverged environment must stay visible as non-finite, not be reset behind our back.
         self.mj_model.opt.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_AUTORESET)
         self._batch = Batch(self.mj_model, num_envs, num_threads)
+        # What a reset writes to a row. Copying it spares waking the threads for a handful of rows.
+        self._fresh: np.ndarray | None = self._batch.state[0].copy()
         self.num_envs = num_envs
         self.timestep = float(self.mj_model.opt.timestep)
         self.joints = _joints(self.mj_model)
@@ -133,15 +137,16 @@ class MujocoBackend(SimBackend):
     def set_state_tensor(
         self, rows: Tensor, qpos: Tensor, qvel: Tensor, *, reset: bool = True
     ) -> None:
-        rows, qpos, qvel = self._checked_rows(rows, qpos, qvel)
-        ids = None if len(rows) == self.num_envs else rows.numpy().astype(np.int32)
+        ids, qpos, qvel = self._checked_rows(rows, qpos, qvel)
         try:
             if reset:
-                self._batch.reset(ids, stage=_NONE)
-            self._views["qpos"][rows] = qpos.double()
-            self._views["qvel"][rows] = qvel.double()
-            if reset:
-                self._ctrl[rows] = self.default_ctrl
+                if self._fresh is None:
+                    self._batch.reset(ids, stage=_NONE)
+                else:
+                    self._batch.state[ids] = self._fresh
+                self._batch.bind("ctrl")[ids] = self.default_ctrl.numpy()
+            self._batch.bind("qpos")[ids] = qpos.numpy()
+            self._batch.bind("qvel")[ids] = qvel.numpy()
             # The full forward pass seeds accelerations and contact forces, once per written row.
             self._batch.forward(ids)
         except SimulationError as error:
@@ -153,6 +158,8 @@ class MujocoBackend(SimBackend):
                 f"MuJoCo cannot vary {field!r} between environments"
                 f"{did_you_mean(field, MODEL_FIELDS)}; see mujoco.batch.MODEL_FIELDS"
             )
+        if field in _RESET_INPUTS:
+            self._fresh = None
         return torch.from_numpy(self._batch.expand(field))
 
     def set_const(self, rows: Tensor | None = None) -> None:
@@ -164,7 +171,8 @@ class MujocoBackend(SimBackend):
     def close(self) -> None:
         self._views.clear()
         self._sensors.clear()
-        del self._ctrl, self._batch
+        self.__dict__.pop("_ctrl", None)
+        self.__dict__.pop("_batch", None)
 
     def _view(self, name: str) -> Tensor:
         array = self._batch.bind(name)
@@ -175,7 +183,8 @@ class MujocoBackend(SimBackend):
 
     def _checked_rows(
         self, rows: Tensor, qpos: Tensor, qvel: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[np.ndarray, Tensor, Tensor]:
+        """The payload on the CPU, in the ascending order of rows that the batch wants."""
         if rows.ndim != 1 or rows.is_floating_point() or rows.dtype == torch.bool:
             raise ConfigError(
                 f"rows are {rows.dtype} of shape {tuple(rows.shape)}: expected a 1-D integer tensor"
@@ -184,16 +193,19 @@ class MujocoBackend(SimBackend):
             ("qpos", qpos, self.mj_model.nq),
             ("qvel", qvel, self.mj_model.nv),
         ):
-            if value.shape != (len(rows), width):
+            if value.shape != (rows.shape[0], width):
                 raise ConfigError(
-                    f"{name} has shape {tuple(value.shape)}: expected {(len(rows), width)}"
+                    f"{name} has shape {tuple(value.shape)}: expected {(rows.shape[0], width)}"
                 )
-        if len(rows) and (int(rows.min()) < 0 or int(rows.max()) >= self.num_envs):
+        ids, qpos, qvel = rows.cpu().numpy(), qpos.cpu(), qvel.cpu()
+        if not (ids[1:] > ids[:-1]).all():
+            order = np.argsort(ids, kind="stable")
+            ids, qpos, qvel = ids[order], qpos[order], qvel[order]
+            if (ids[1:] == ids[:-1]).any():
+                raise ConfigError(f"rows {rows.tolist()} name an environment twice")
+        if ids.size and (ids[0] < 0 or ids[-1] >= self.num_envs):
             raise ConfigError(f"rows {rows.tolist()} must lie in [0, {self.num_envs})")
-        rows, order = rows.long().cpu().sort()
-        if bool((rows[1:] == rows[:-1]).any()):
-            raise ConfigError(f"rows {rows.tolist()} name an environment twice")
-        return rows, qpos.cpu()[order], qvel.cpu()[order]
+        return ids, qpos, qvel
 
     def _fault(self, error: SimulationError) -> EnvFaultedError:
         rows = [int(i) for i in error.ids]
@@ -240,7 +252,9 @@ def _actuators(model: mujoco.MjModel) -> tuple[ActuatorInfo, ...]:
     actuators = []
     for i in range(model.nu):
         on_joint = model.actuator_trntype[i] == mujoco.mjtTrn.mjTRN_JOINT
-        low, high = model.actuator_ctrlrange[i] if model.actuator_ctrllimited[i] else (-np.inf, np.inf)
+        low, high = (
+            model.actuator_ctrlrange[i] if model.actuator_ctrllimited[i] else (-np.inf, np.inf)
+        )
         weak, strong = (
             model.actuator_forcerange[i] if model.actuator_forcelimited[i] else (-np.inf, np.inf)
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass, field
 
 import torch
@@ -106,8 +105,12 @@ class ManagerBasedRlEnv(TorchEnv):
         self.observation_manager.prepare()
         self.reward_manager.prepare()
         self.termination_manager.prepare()
+        self.event_manager.prepare()
         self._ended = 0
-        self._ended_sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), device=self.device))
+        self._ended_rewards = torch.zeros(len(self.reward_manager.term_names), device=self.device)
+        self._ended_causes = torch.zeros(
+            len(self.termination_manager.term_names), dtype=torch.int64, device=self.device
+        )
         self._make_specs(self.action_manager.action_dim)
 
     @property
@@ -122,10 +125,23 @@ class ManagerBasedRlEnv(TorchEnv):
             ``episode_length_s`` (an episode that ends early counts what it missed as 0);
             ``Episode_Termination/<term>``: share of the episodes that the term ended.
         """
-        metrics = {k: float(v) / self._ended for k, v in self._ended_sums.items()}
+        if not self._ended:
+            return {}
+        rewards = (self._ended_rewards / (self._ended * self.cfg.episode_length_s)).tolist()
+        causes = (self._ended_causes / self._ended).tolist()
         self._ended = 0
-        self._ended_sums.clear()
-        return metrics
+        self._ended_rewards.zero_()
+        self._ended_causes.zero_()
+        return {
+            **{
+                f"Episode_Reward/{name}": value
+                for name, value in zip(self.reward_manager.term_names, rewards, strict=True)
+            },
+            **{
+                f"Episode_Termination/{name}": value
+                for name, value in zip(self.termination_manager.term_names, causes, strict=True)
+            },
+        }
 
     def _physics(self, action: Tensor) -> None:
         ctrl = self.action_manager.process(action)
@@ -165,18 +181,14 @@ class ManagerBasedRlEnv(TorchEnv):
     def _record_ended(self, rows: Tensor) -> None:
         """Add the rows' finished episodes to the running means; a fresh row has none."""
         rows = rows[self.episode_length[rows] > 0]
-        if not len(rows):
+        if not rows.shape[0]:
             return
-        self._ended += len(rows)
-        sums = self.reward_manager.episode_sums[:, rows].sum(1) / self.cfg.episode_length_s
-        for name, value in zip(self.reward_manager.term_names, sums, strict=True):
-            self._ended_sums[f"Episode_Reward/{name}"] += value
-        counts = self.termination_manager.term_dones[:, rows].sum(1)
-        for name, value in zip(self.termination_manager.term_names, counts, strict=True):
-            self._ended_sums[f"Episode_Termination/{name}"] += value
+        self._ended += rows.shape[0]
+        self._ended_rewards += self.reward_manager.episode_sums[:, rows].sum(1)
+        self._ended_causes += self.termination_manager.term_dones[:, rows].sum(1)
 
     def close(self, *, raise_if_closed: bool = True) -> None:
-        """Free the physics."""
+        """Free the physics; a second call does nothing."""
         super().close(raise_if_closed=raise_if_closed)
         self.backend.close()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -30,21 +32,18 @@ def gravity_direction(quat: Tensor) -> Tensor:
     Returns:
         ``[N, 3]``: (0, 0, -1) when upright.
     """
-    w, x, y, z = quat.unbind(-1)
-    return torch.stack((2 * (w * y - x * z), -2 * (y * z + w * x), 2 * (x * x + y * y) - 1), dim=-1)
+    # Minus the third row of the rotation matrix, as (0, 0, 1) - 2 z (x, y, z) - 2 w (-y, x, w).
+    order, sign, up = _gravity_constants(quat.device)
+    turned = quat.index_select(1, order).mul_(sign)
+    out = torch.addcmul(up, quat[:, 3:], quat[:, 1:], value=-2.0)
+    return out.addcmul_(quat[:, :1], turned, value=-2.0)
 
 
-def from_yaw(yaw: Tensor) -> Tensor:
-    """Rotation about the vertical.
-
-    Args:
-        yaw: ``[N]`` rad.
-
-    Returns:
-        ``[N, 4]``.
-    """
-    half, zero = 0.5 * yaw, torch.zeros_like(yaw)
-    return torch.stack((half.cos(), zero, zero, half.sin()), dim=-1)
+@cache
+def _gravity_constants(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    order = torch.tensor([2, 1, 0], device=device)
+    sign = torch.tensor([-1.0, 1.0, 1.0], device=device)
+    return order, sign, torch.tensor([0.0, 0.0, 1.0], device=device)
 
 
 def from_euler(roll: Tensor, pitch: Tensor, yaw: Tensor) -> Tensor:
@@ -56,9 +55,8 @@ def from_euler(roll: Tensor, pitch: Tensor, yaw: Tensor) -> Tensor:
     Returns:
         ``[N, 4]``.
     """
-    cr, sr = (0.5 * roll).cos(), (0.5 * roll).sin()
-    cp, sp = (0.5 * pitch).cos(), (0.5 * pitch).sin()
-    cy, sy = (0.5 * yaw).cos(), (0.5 * yaw).sin()
+    half = 0.5 * torch.stack((roll, pitch, yaw))
+    (cr, cp, cy), (sr, sp, sy) = half.cos(), half.sin()
     return torch.stack(
         (
             cy * cp * cr + sy * sp * sr,

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from unilab.backends import HostBridgeTransferPlan, SimBackend
 from unilab.backends.base import JointInfo, Source
+from unilab.envs.finite import bad_rows, is_finite
 from unilab.envs.rotations import gravity_direction, rotate_inverse
 from unilab.errors import CapabilityError, ConfigError, NonFiniteError, did_you_mean
 
@@ -47,7 +48,7 @@ class SceneEntityCfg:
     """Columns of the entity's joint tensors; filled in by the scene."""
 
 
-# What an entity publishes -> the fields it is computed from. Fields not named here are read as such.
+# What an entity publishes -> the fields it is computed from. Others are read as such.
 _DERIVED = {
     "root_lin_vel_b": ("root_quat_w", "root_lin_vel_w"),
     "projected_gravity_b": ("root_quat_w",),
@@ -66,7 +67,9 @@ class EntityData:
     ``_b`` the root body's. Reading a field that no term declared is a ConfigError.
     """
 
-    def __init__(self, entity: str, joints: Sequence[JointInfo], qpos: Tensor, device: torch.device):
+    def __init__(
+        self, entity: str, joints: Sequence[JointInfo], qpos: Tensor, device: torch.device
+    ):
         self._entity = entity
         self._columns: dict[str, Tensor] = {}
         self._cache: dict[str, Tensor] = {}
@@ -137,7 +140,12 @@ class Entity:
     """One articulated body: its names, its data and the writes of a reset."""
 
     def __init__(
-        self, name: str, cfg: EntityCfg, backend: SimBackend, scene: EntityScene, device: torch.device
+        self,
+        name: str,
+        cfg: EntityCfg,
+        backend: SimBackend,
+        scene: EntityScene,
+        device: torch.device,
     ) -> None:
         if cfg.root_body not in backend.bodies:
             raise ConfigError(
@@ -152,6 +160,9 @@ class Entity:
         self.joints = tuple(j for j in joints if j.type in ("hinge", "slide"))
         self.joint_names = tuple(j.name for j in self.joints)
         self.data = EntityData(name, self.joints, backend.default_qpos, device)
+        root = slice(0, 0) if self.root_joint is None else self.root_joint.qpos
+        self.default_root_pose = backend.default_qpos[root].float().to(device)
+        """``[7]``, the root's home position and quaternion; ``[0]`` for a fixed entity."""
 
     def find_joints(self, patterns: Sequence[str]) -> list[int]:
         """Indices of the joints whose whole names match, in model order.
@@ -344,21 +355,20 @@ class EntityScene:
         Raises:
             NonFiniteError: names the fields and rows.
         """
-        # A sum is non-finite as soon as one summand is; physics values are far from overflow.
-        if bool(torch.isfinite(self.plan.packet.sum())):
+        packet = self.plan.packet
+        if is_finite(packet):
             return
         bad = {}
         for (entity, name), cols in zip(self._declared, self.plan.columns, strict=True):
-            rows = (~torch.isfinite(self.plan.packet[:, cols])).any(1).nonzero().flatten().tolist()
-            if rows:
-                bad[f"{entity}.{name}" if entity else name] = rows[:8]
+            if rows := bad_rows(packet[:, cols]):
+                bad[f"{entity}.{name}" if entity else name] = rows
         raise NonFiniteError(f"physics left non-finite values (field: first rows): {bad}")
 
     def stage_reset(self, rows: Tensor) -> None:
         """Open a transaction that will start new episodes from the home pose."""
-        rows = rows.cpu()
-        qpos = self._backend.default_qpos.repeat(len(rows), 1)
-        qvel = qpos.new_zeros(len(rows), self._backend.get_state_views()["qvel"].shape[1])
+        rows, n = rows.cpu(), rows.shape[0]
+        qpos = self._backend.default_qpos.repeat(n, 1)
+        qvel = qpos.new_zeros(n, self._backend.get_state_views()["qvel"].shape[1])
         self._staged = StagedState(rows, qpos, qvel, reset=True)
 
     def stage_current(self, rows: Tensor) -> None:
@@ -380,12 +390,13 @@ class EntityScene:
             NonFiniteError: a staged value is not finite; nothing was written.
         """
         staged = self.staged
-        bad = ~torch.isfinite(torch.cat((staged.qpos, staged.qvel), dim=1)).all(1)
-        if bool(bad.any()):
-            raise NonFiniteError(
-                f"a reset or interval event staged non-finite state for rows "
-                f"{staged.rows[bad].tolist()[:8]}: nothing was written"
-            )
+        if is_finite(staged.qpos) and is_finite(staged.qvel):
+            return
+        bad = staged.rows[bad_rows(torch.cat((staged.qpos, staged.qvel), dim=1))]
+        raise NonFiniteError(
+            f"a reset or interval event staged non-finite state for rows {bad.tolist()}: "
+            "nothing was written"
+        )
 
     def discard_staged(self) -> None:
         """Close the transaction without writing."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
 import torch
@@ -11,9 +12,30 @@ from torch import Tensor
 from torchrl.data import Bounded, Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase
 
+from unilab.envs.finite import bad_rows, is_finite
 from unilab.errors import ConfigError, EnvFaultedError, NonFiniteError
 
 TRAINING_STATE_VERSION = 1
+PARALLEL_GRAIN = 32768
+"""Elements below which PyTorch runs elementwise operations on one CPU thread (at::GRAIN_SIZE)."""
+
+
+class _OneThread(AbstractContextManager[None]):
+    """PyTorch on one CPU thread.
+
+    MKL's vector functions (exp, sin, ...) start threads for far smaller tensors than PyTorch does.
+    On cores that physics, a learner or a neighbour also uses, waiting for such a thread costs
+    up to a scheduler's time slice, thousands of times the work.
+    """
+
+    _outside = 1
+
+    def __enter__(self) -> None:
+        self._outside = torch.get_num_threads()
+        torch.set_num_threads(1)
+
+    def __exit__(self, *exc: object) -> None:
+        torch.set_num_threads(self._outside)
 
 
 class TorchEnv(EnvBase):
@@ -49,6 +71,8 @@ class TorchEnv(EnvBase):
         self._all_rows = torch.arange(num_envs, device=self.device)
         self._control_steps = 0
         self._fault: BaseException | None = None
+        self._fault_at = ""
+        self._released = False
 
     # What an environment fills in ---------------------------------------------------------------
 
@@ -91,6 +115,9 @@ class TorchEnv(EnvBase):
                 f"observation groups are {sorted(groups)}: expected 'obs' and, optionally, 'critic'"
             )
         n, device = self.num_envs, self.device
+        self._action_shape = torch.Size((n, action_dim))
+        small = device.type == "cpu" and n * max(action_dim, *groups.values()) < PARALLEL_GRAIN
+        self._threads: AbstractContextManager[None] = _OneThread() if small else nullcontext()
         self.observation_spec = Composite(
             {k: Unbounded((n, width), device=device) for k, width in groups.items()},
             shape=(n,),
@@ -105,17 +132,19 @@ class TorchEnv(EnvBase):
             device=device,
         )
 
+    @torch.no_grad()
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         self._check_usable()
-        action = self._validated(tensordict.get("action"))
-        try:
-            self._physics(action)
-            self._control_steps += 1
-            self.episode_length += 1
-            reward, terminated, truncated = self._evaluate()
-            observation = self._observe()
-        except BaseException as error:
-            self._set_fault(error)
+        action = self._validated(tensordict.get("action", None))
+        with self._threads:
+            try:
+                self._physics(action)
+                self._control_steps += 1
+                self.episode_length += 1
+                reward, terminated, truncated = self._evaluate()
+                observation = self._observe()
+            except BaseException as error:
+                self._set_fault(error, "step")
         return TensorDict._new_unsafe(
             {
                 **observation,
@@ -128,29 +157,31 @@ class TorchEnv(EnvBase):
             device=self.device,
         )
 
-    def _reset(
-        self, tensordict: TensorDictBase | None = None, **kwargs: Any
-    ) -> TensorDictBase:
+    @torch.no_grad()
+    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
         self._check_usable()
         mask = None if tensordict is None else tensordict.get("_reset", None)
-        rows = self._all_rows if mask is None else mask.reshape(-1).nonzero().flatten()
-        if len(rows):
+        rows = self._all_rows if mask is None else self._selected(mask)
+        with self._threads:
             before = self.generator.get_state()
             try:
-                self._stage_reset(rows)
+                if rows.shape[0]:
+                    self._stage_reset(rows)
             except BaseException:
                 self._discard_reset()
                 self.generator.set_state(before)
                 raise
             try:
-                self._commit_reset(rows)
-                self.episode_length[rows] = 0
+                if rows.shape[0]:
+                    self._commit_reset(rows)
+                    self.episode_length[rows] = 0
+                observation = self._observe()
             except BaseException as error:
-                self._set_fault(error)
+                self._set_fault(error, "reset")
         flag = torch.zeros(self.num_envs, 1, dtype=torch.bool, device=self.device)
         return TensorDict._new_unsafe(
             {
-                **self._observe(),
+                **observation,
                 "done": flag,
                 "terminated": flag.clone(),
                 "truncated": flag.clone(),
@@ -158,6 +189,11 @@ class TorchEnv(EnvBase):
             batch_size=self.batch_size,
             device=self.device,
         )
+
+    def close(self, *, raise_if_closed: bool = True) -> None:
+        """End the environment; a second call does nothing."""
+        self._released = True
+        super().close(raise_if_closed=raise_if_closed)
 
     def _set_seed(self, seed: int | None) -> None:
         if seed is not None:
@@ -186,11 +222,12 @@ class TorchEnv(EnvBase):
             )
         self._control_steps = steps
 
-    def _validated(self, action: Tensor) -> Tensor:
-        expected = self.full_action_spec["action"].shape
-        if action.shape != expected:
+    def _validated(self, action: Tensor | None) -> Tensor:
+        if action is None:
+            raise ConfigError("step was given no 'action': set one, or call env.rand_action(td)")
+        if action.shape != self._action_shape:
             raise ConfigError(
-                f"action has shape {tuple(action.shape)}: expected {tuple(expected)}"
+                f"action has shape {tuple(action.shape)}: expected {tuple(self._action_shape)}"
             )
         if action.dtype != torch.float32:
             raise ConfigError(
@@ -200,22 +237,33 @@ class TorchEnv(EnvBase):
             raise ConfigError(
                 f"action is on {action.device}: expected {self.device}; use action.to(env.device)"
             )
-        # A sum is non-finite as soon as one summand is: one reduction instead of two.
-        if not bool(torch.isfinite(action.sum())) and not bool(torch.isfinite(action).all()):
-            rows = (~torch.isfinite(action)).any(-1).nonzero().flatten().tolist()
+        if not is_finite(action):
             raise NonFiniteError(
-                f"action is not finite in {len(rows)} rows (first: {rows[:8]}): "
-                "look for a diverged policy"
+                f"action is not finite (first rows: {bad_rows(action)}): look for a diverged policy"
             )
         return action
+
+    def _selected(self, mask: Tensor) -> Tensor:
+        n = self.num_envs
+        if mask.dtype != torch.bool or mask.shape not in ((n,), (n, 1)):
+            raise ConfigError(
+                f"_reset is {mask.dtype} of shape {tuple(mask.shape)}: "
+                f"expected a torch.bool mask of shape {(n, 1)}"
+            )
+        return mask.reshape(n).nonzero().flatten()
 
     def _check_usable(self) -> None:
         if self._fault is not None:
             raise EnvFaultedError(
-                f"the environment failed earlier ({type(self._fault).__name__}: {self._fault}); "
+                f"the environment failed earlier, {self._fault_at} "
+                f"({type(self._fault).__name__}: {self._fault}); "
                 "its state is undefined: make a new one"
             ) from self._fault
+        if self._released:
+            raise EnvFaultedError("the environment is closed: make a new one")
 
-    def _set_fault(self, error: BaseException) -> NoReturn:
+    def _set_fault(self, error: BaseException, what: str) -> NoReturn:
         self._fault = error
+        self._fault_at = f"in a {what} after {self._control_steps} control steps"
+        error.add_note(f"The environment failed {self._fault_at} and can no longer be used.")
         raise error

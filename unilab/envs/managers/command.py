@@ -55,7 +55,7 @@ class CommandTerm(ABC):
     def reset(self, rows: Tensor) -> None:
         """Begin an episode: new commands and new intervals."""
         low, high = self._interval
-        left = torch.empty(len(rows), device=self._time_left.device)
+        left = torch.empty(rows.shape[0], device=self._time_left.device)
         self._time_left[rows] = left.uniform_(low, high, generator=self._env.generator)
         self.resample(rows)
 
@@ -63,7 +63,7 @@ class CommandTerm(ABC):
         """Advance by one control step."""
         self._time_left -= self._env.step_dt
         # One reduction tells the common case, in which no command is due.
-        if bool(self._time_left.min() <= 0.0):
+        if self._time_left.min().item() <= 0.0:
             self.reset((self._time_left <= 0.0).nonzero().flatten())
 
 

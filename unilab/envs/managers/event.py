@@ -37,7 +37,8 @@ class EventTermCfg:
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise ConfigError(
-                f"event mode is {self.mode!r}{did_you_mean(self.mode, MODES)}: expected one of {MODES}"
+                f"event mode is {self.mode!r}{did_you_mean(self.mode, MODES)}: "
+                f"expected one of {MODES}"
             )
         if (self.mode == "interval") != (self.interval_range_s is not None):
             raise ConfigError(
@@ -77,6 +78,23 @@ class EventManager:
         for term in self._terms["startup"]:
             term(self._env, everyone)
 
+    def prepare(self) -> None:
+        """Run every reset and interval event once without a write, so that a bad one fails now."""
+        env, scene = self._env, self._env.scene
+        everyone = torch.arange(env.num_envs, device=env.device)
+        before = env.generator.get_state()
+        try:
+            scene.stage_reset(everyone)
+            self.stage_reset(everyone)
+            scene.validate_staged()
+            for term in self._terms["interval"]:
+                scene.stage_current(everyone)
+                term(env, everyone)
+                scene.validate_staged()
+        finally:
+            scene.discard_staged()
+            env.generator.set_state(before)
+
     def stage_reset(self, rows: Tensor) -> None:
         """Run the reset events on the rows of the open transaction."""
         for term in self._terms["reset"]:
@@ -85,7 +103,7 @@ class EventManager:
     def reset(self, rows: Tensor) -> None:
         """Draw new intervals for environments that begin an episode."""
         for left, span in zip(self._time_left, self._ranges, strict=True):
-            left[rows] = self._draw(len(rows), span)
+            left[rows] = self._draw(rows.shape[0], span)
 
     def interval(self) -> Tensor | None:
         """Run the interval events that are due; each stages and commits its own rows.
@@ -96,14 +114,14 @@ class EventManager:
         if not self._ranges:
             return None
         self._time_left -= self._env.step_dt
-        if not bool(self._time_left.min() <= 0.0):
+        if self._time_left.min().item() > 0.0:
             return None
         scene, written = self._env.scene, []
         for term, left, span in zip(
             self._terms["interval"], self._time_left, self._ranges, strict=True
         ):
             rows = (left <= 0.0).nonzero().flatten()
-            if not len(rows):
+            if not rows.shape[0]:
                 continue
             scene.stage_current(rows)
             try:
@@ -112,7 +130,7 @@ class EventManager:
                 scene.commit_staged()
             finally:
                 scene.discard_staged()
-            left[rows] = self._draw(len(rows), span)
+            left[rows] = self._draw(rows.shape[0], span)
             written.append(rows)
         return torch.cat(written).unique()
 

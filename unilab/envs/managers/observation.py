@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from unilab.envs.finite import bad_rows, is_finite
 from unilab.envs.managers.term import Term, bind_term, check_shape
-from unilab.errors import ConfigError, did_you_mean
+from unilab.errors import ConfigError, NonFiniteError, did_you_mean
 
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
@@ -56,18 +57,20 @@ class ObservationGroupCfg:
 
 @dataclass(frozen=True)
 class _Group:
-    terms: list[Term]
-    widths: list[int]
+    picks: list[int]
+    """The group's columns, as indices of the manager's terms."""
+    widths: dict[str, int]
     scale: Tensor
-    noise_low: Tensor | None
-    noise_span: Tensor | None
+    noise: tuple[Tensor, Tensor] | None
+    """Middle and half width of every column's noise; None without noise."""
     clip: tuple[Tensor, Tensor] | None
 
 
 class ObservationManager:
     """Computes each group as one ``[num_envs, width]`` tensor.
 
-    Noise, clip and scale act on whole groups: a few operations however many terms there are.
+    Noise, clip and scale act on whole groups: a few operations however many terms there are. A
+    term that both groups hold (the same ``ObservationTermCfg``) is computed once.
 
     Args:
         cfg: the groups; ``obs`` is required, ``critic`` optional, nothing else exists.
@@ -81,83 +84,92 @@ class ObservationManager:
         for name in cfg:
             if name not in GROUPS:
                 raise ConfigError(
-                    f"observation group {name!r} does not exist{did_you_mean(name, GROUPS)}: groups "
-                    "are 'obs' (actor) and, if the critic sees something else, 'critic'"
+                    f"observation group {name!r} does not exist{did_you_mean(name, GROUPS)}: "
+                    "groups are 'obs' (actor) and, if the critic sees something else, 'critic'"
                 )
         if "obs" not in cfg:
             raise ConfigError(f"observation groups are {sorted(cfg)}: 'obs' is required")
         self._cfg = cfg
         self._env = env
-        self._terms = {
-            group: [
-                bind_term(env.scene, f"observation ({group})", name, term.func, term.params)
-                for name, term in group_cfg.terms.items()
-            ]
-            for group, group_cfg in cfg.items()
-        }
-        for group, terms in self._terms.items():
-            if not terms:
+        self._terms: list[Term] = []
+        self._picks: dict[str, list[int]] = {}
+        place: dict[int, int] = {}
+        for group, group_cfg in cfg.items():
+            if not group_cfg.terms:
                 raise ConfigError(f"observation group {group!r} has no terms")
+            for name, term in group_cfg.terms.items():
+                if id(term) not in place:
+                    place[id(term)] = len(self._terms)
+                    kind = f"observation ({group})"
+                    bound = bind_term(env.scene, kind, name, term.func, term.params)
+                    self._terms.append(bound)
+            self._picks[group] = [place[id(term)] for term in group_cfg.terms.values()]
         self._groups: dict[str, _Group] = {}
 
     def prepare(self) -> None:
         """Measure the terms once and freeze scales, clips and noise; call after the first read."""
-        for group, terms in self._terms.items():
-            cfg = self._cfg[group]
-            widths, columns = [], []
-            for term in terms:
-                value = check_shape(
-                    f"observation ({group})",
-                    term.name,
-                    term(self._env),
-                    (self._env.num_envs,),
-                    "[num_envs, width]",
-                )
+        values = [term(self._env) for term in self._terms]
+        for group, cfg in self._cfg.items():
+            widths, columns = {}, []
+            for (name, term), pick in zip(cfg.terms.items(), self._picks[group], strict=True):
+                kind = f"observation ({group})"
+                rows = (self._env.num_envs,)
+                value = check_shape(kind, name, values[pick], rows, "[num_envs, width]")
                 if value.ndim != 2 or value.dtype != torch.float32:
                     raise ConfigError(
-                        f"observation ({group}) term {term.name!r} returned {value.dtype} of shape "
+                        f"{kind} term {name!r} returned {value.dtype} of shape "
                         f"{tuple(value.shape)}: expected float32 [num_envs, width]"
                     )
-                widths.append(value.shape[1])
-                columns.append(_columns(group, term.name, cfg.terms[term.name], value.shape[1]))
-            scale, low, span, lower, upper = torch.cat(columns, 1).to(self._env.device)
-            noisy = cfg.enable_corruption and bool((low.abs() + span).any())
+                widths[name] = value.shape[1]
+                columns.append(_columns(group, name, term, value.shape[1]))
+            scale, middle, half, lower, upper = torch.cat(columns, 1).to(self._env.device)
+            noisy = cfg.enable_corruption and bool((middle.abs() + half).any())
             clipped = bool((lower.isfinite() | upper.isfinite()).any())
             self._groups[group] = _Group(
-                terms=terms,
+                picks=self._picks[group],
                 widths=widths,
                 scale=scale,
-                noise_low=low if noisy else None,
-                noise_span=span if noisy else None,
+                noise=(middle, half) if noisy else None,
                 clip=(lower, upper) if clipped else None,
             )
 
     @property
     def groups_spec(self) -> dict[str, int]:
         """Width of each group."""
-        return {name: sum(group.widths) for name, group in self._groups.items()}
+        return {name: sum(group.widths.values()) for name, group in self._groups.items()}
 
     @property
     def term_widths(self) -> dict[str, dict[str, int]]:
         """Terms of each group in order, with their widths."""
-        return {
-            name: {t.name: w for t, w in zip(group.terms, group.widths, strict=True)}
-            for name, group in self._groups.items()
-        }
+        return {name: dict(group.widths) for name, group in self._groups.items()}
 
     def compute(self) -> dict[str, Tensor]:
-        """New ``[num_envs, width]`` tensors for every group."""
-        env = self._env
+        """New ``[num_envs, width]`` tensors for every group.
+
+        Raises:
+            NonFiniteError: names the terms and rows.
+        """
+        values = [term(self._env) for term in self._terms]
         out = {}
         for name, group in self._groups.items():
-            value = torch.cat([term(env) for term in group.terms], dim=1)
-            if group.noise_low is not None and group.noise_span is not None:
-                noise = torch.empty_like(value).uniform_(generator=env.generator)
-                value.addcmul_(noise, group.noise_span).add_(group.noise_low)
+            value = torch.cat([values[i] for i in group.picks], dim=1)
+            if group.noise is not None:
+                middle, half = group.noise
+                noise = torch.empty_like(value).uniform_(-1.0, 1.0, generator=self._env.generator)
+                value.addcmul_(noise, half).add_(middle)
             if group.clip is not None:
                 value.clamp_(*group.clip)
-            out[name] = value.mul_(group.scale)
+            value.mul_(group.scale)
+            if not is_finite(value):
+                raise self._not_finite(name, value)
+            out[name] = value
         return out
+
+    def _not_finite(self, name: str, value: Tensor) -> NonFiniteError:
+        widths = self._groups[name].widths
+        blocks = value.split(list(widths.values()), dim=1)
+        bad = {term: rows for term, b in zip(widths, blocks, strict=True) if (rows := bad_rows(b))}
+        return NonFiniteError(f"observation {name!r} is not finite (term: first rows): {bad}")
 
     def __str__(self) -> str:
         lines = []
@@ -168,7 +180,7 @@ class ObservationManager:
 
 
 def _columns(group: str, name: str, cfg: ObservationTermCfg, width: int) -> Tensor:
-    """Scale, noise low, noise span, clip low and clip high of a term, ``[5, width]``."""
+    """Scale, middle and half width of the noise, clip low and high of a term, ``[5, width]``."""
     scale = torch.tensor(cfg.scale, dtype=torch.float32)
     if scale.ndim and len(scale) != width:
         raise ConfigError(
@@ -179,5 +191,6 @@ def _columns(group: str, name: str, cfg: ObservationTermCfg, width: int) -> Tens
     if lower > upper:
         raise ConfigError(f"observation ({group}) term {name!r} has a reversed clip {cfg.clip}")
     rows = [scale.expand(width)]
-    rows += [torch.full((width,), v) for v in (low, high - low, lower, upper)]
+    middle, half = 0.5 * (low + high), 0.5 * (high - low)
+    rows += [torch.full((width,), v) for v in (middle, half, lower, upper)]
     return torch.stack(rows)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from unilab.envs.finite import bad_rows, is_finite
 from unilab.envs.managers.term import bind_term, check_shape
 from unilab.errors import NonFiniteError
 
@@ -64,11 +65,11 @@ class RewardManager:
             return torch.zeros(self._env.num_envs, device=self._env.device)
         values = torch.stack([term(self._env) for term in self._terms]).mul_(self._weights)
         reward = values.sum(0)
-        if not bool(torch.isfinite(reward.sum())):
+        if not is_finite(reward):
             bad = {
-                term.name: (~value.isfinite()).nonzero().flatten().tolist()[:8]
+                term.name: rows
                 for term, value in zip(self._terms, values, strict=True)
-                if not bool(value.isfinite().all())
+                if (rows := bad_rows(value))
             }
             raise NonFiniteError(f"reward terms are not finite (term: first rows): {bad}")
         self.episode_sums += values

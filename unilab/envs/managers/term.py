@@ -108,6 +108,8 @@ def check_shape(kind: str, name: str, value: Any, shape: tuple[int, ...], what: 
         ConfigError: it is not.
     """
     if not isinstance(value, Tensor) or tuple(value.shape[: len(shape)]) != shape:
-        given = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+        given = (
+            f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+        )
         raise ConfigError(f"{kind} term {name!r} returned {given}: expected {what}")
     return value

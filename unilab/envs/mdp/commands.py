@@ -57,6 +57,6 @@ class UniformVelocityCommand(CommandTerm):
         return self._command
 
     def resample(self, rows: Tensor) -> None:
-        draw = torch.rand(len(rows), 4, generator=self._env.generator, device=self._env.device)
+        draw = torch.rand(rows.shape[0], 4, generator=self._env.generator, device=self._env.device)
         moving = draw[:, 3:] >= self._standing
         self._command[rows] = (self._low + self._span * draw[:, :3]) * moving

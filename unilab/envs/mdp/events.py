@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -36,11 +37,11 @@ def reset_root_state_uniform(
         asset_cfg: the entity.
     """
     entity = env.scene[asset_cfg.name]
-    offset = _draw(env, len(env_ids), pose_range)
-    velocity = _draw(env, len(env_ids), velocity_range)
-    home = env.backend.default_qpos[entity.root_joint.qpos].float().to(env.device)  # type: ignore[union-attr]
+    offset = _draw(env, env_ids.shape[0], pose_range)
+    velocity = _draw(env, env_ids.shape[0], velocity_range)
+    home = entity.default_root_pose
     turn = rotations.from_euler(*offset[:, 3:].unbind(1))
-    quat = rotations.multiply(turn, home[3:].expand(len(env_ids), 4))
+    quat = rotations.multiply(turn, home[3:].expand(env_ids.shape[0], 4))
     entity.write_root_pose(home[:3] + offset[:, :3], quat)
     entity.write_root_velocity(velocity[:, :3], velocity[:, 3:])
 
@@ -54,7 +55,7 @@ def reset_joints_by_offset(
 ) -> None:
     """Place the joints at the home pose plus uniform offsets (rad), with uniform velocities."""
     entity = env.scene[asset_cfg.name]
-    shape = (len(env_ids), len(entity.joints))
+    shape = (env_ids.shape[0], len(entity.joints))
     pos = _uniform(env, shape, position_range)
     vel = _uniform(env, shape, velocity_range)
     entity.write_joint_state(entity.data.default_joint_pos + pos, vel)
@@ -67,19 +68,28 @@ def push_by_setting_velocity(
     asset_cfg: SceneEntityCfg = _ROBOT,
 ) -> None:
     """Set the root's velocity to a uniform one: a shove."""
-    velocity = _draw(env, len(env_ids), velocity_range)
+    velocity = _draw(env, env_ids.shape[0], velocity_range)
     env.scene[asset_cfg.name].write_root_velocity(velocity[:, :3], velocity[:, 3:])
 
 
 def _draw(env: ManagerBasedRlEnv, n: int, ranges: dict[str, Range]) -> Tensor:
     """``[n, 6]`` uniform values by axis."""
-    for axis in ranges:
+    low, span = _bounds(tuple((axis, tuple(span)) for axis, span in ranges.items()), env.device)
+    draw = torch.rand(n, 6, generator=env.generator, device=env.device)
+    return torch.addcmul(low, draw, span)
+
+
+@cache
+def _bounds(ranges: tuple[tuple[str, Range], ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Lower bounds and widths by axis, ``[6]`` each."""
+    for axis, (low, high) in ranges:
         if axis not in _AXES:
             raise ConfigError(f"no axis {axis!r}{did_you_mean(axis, _AXES)}: axes are {_AXES}")
-    low, high = torch.tensor([ranges.get(a, (0.0, 0.0)) for a in _AXES], device=env.device).T
-    if bool((low > high).any()):
-        raise ConfigError(f"a range is reversed in {ranges}: expected (low, high)")
-    return low + (high - low) * torch.rand(n, 6, generator=env.generator, device=env.device)
+        if low > high:
+            raise ConfigError(f"range {(low, high)} of {axis!r} is reversed: expected (low, high)")
+    given = dict(ranges)
+    lows, highs = torch.tensor([given.get(a, (0.0, 0.0)) for a in _AXES], device=device).T
+    return lows.contiguous(), highs - lows
 
 
 def _uniform(env: ManagerBasedRlEnv, shape: tuple[int, int], span: Range) -> Tensor:

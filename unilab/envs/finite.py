@@ -1,0 +1,29 @@
+"""Finite or an error: one reduction a scope, and names only once something is wrong."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def is_finite(value: Tensor) -> bool:
+    """Whether every element is finite, by one reduction in the common case.
+
+    Args:
+        value: any shape; a bool or integer tensor is always finite.
+    """
+    # A sum is non-finite as soon as one summand is; one that overflows needs the second look.
+    return math.isfinite(value.sum().item()) or bool(value.isfinite().all())
+
+
+def bad_rows(value: Tensor, shown: int = 8) -> list[int]:
+    """The first rows with an element that is not finite.
+
+    Args:
+        value: ``[num_envs, ...]``.
+        shown: how many rows at most.
+    """
+    bad = ~torch.isfinite(value)
+    return bad.reshape(len(value), -1).any(1).nonzero().flatten()[:shown].tolist()

@@ -1,0 +1,139 @@
+"""Pendulum and cart-pole: where the reward lies and how episodes begin."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from unilab.envs import EventTermCfg, ManagerBasedRlEnv
+from unilab.tasks import TASKS
+
+ENTITY = {"pendulum_swingup": "pendulum", "cartpole_swingup": "cartpole"}
+UPRIGHT = {"pendulum_swingup": [0.0], "cartpole_swingup": [0.0, 0.0]}
+HANGING = {"pendulum_swingup": [math.pi], "cartpole_swingup": [0.0, math.pi]}
+
+both = pytest.mark.parametrize("task", sorted(ENTITY))
+
+
+def place(env: ManagerBasedRlEnv, env_ids: Tensor, entity: str, pos: list, vel: list) -> None:
+    """A reset event that puts the joints exactly somewhere."""
+    rows = len(env_ids)
+    env.scene[entity].write_joint_state(
+        torch.tensor([pos]).expand(rows, -1), torch.tensor([vel]).expand(rows, -1)
+    )
+
+
+def _started_at(task: str, pos: list, vel: list | None = None) -> ManagerBasedRlEnv:
+    params = {"entity": ENTITY[task], "pos": pos, "vel": vel or [0.0] * len(pos)}
+    event = EventTermCfg(func=place, mode="reset", params=params)
+    return ManagerBasedRlEnv(replace(TASKS[task](), events={"place": event}), num_envs=8, seed=0)
+
+
+def _reward_rate(env: ManagerBasedRlEnv, action: float = 0.0) -> float:
+    """Reward per second of the first step."""
+    data = env.reset().set("action", torch.full((8, 1), action))
+    rate = env.step(data)["next", "reward"] / env.step_dt
+    env.close()
+    return float(rate.mean())
+
+
+@both
+def test_upright_and_at_rest_gives_all_the_reward_there_is(task: str) -> None:
+    assert _reward_rate(_started_at(task, UPRIGHT[task])) == pytest.approx(1.0, abs=1e-3)
+
+
+@both
+def test_hanging_gives_nothing(task: str) -> None:
+    assert _reward_rate(_started_at(task, HANGING[task])) == pytest.approx(0.0, abs=1e-3)
+
+
+@both
+def test_level_gives_less_than_upright_and_more_than_hanging(task: str) -> None:
+    level = [*UPRIGHT[task][:-1], 0.5 * math.pi]
+    assert 0.1 < _reward_rate(_started_at(task, level)) < 0.7
+
+
+@both
+def test_spinning_through_the_top_pays_less_than_resting_there(task: str) -> None:
+    fast = [*[0.0] * (len(UPRIGHT[task]) - 1), 8.0]
+    assert _reward_rate(_started_at(task, UPRIGHT[task], fast)) < 0.8
+
+
+@both
+@pytest.mark.parametrize("vel", [0.0, 10.0])
+def test_reward_per_second_stays_between_0_and_1(task: str, vel: float) -> None:
+    env = _started_at(task, HANGING[task], [*[0.0] * (len(HANGING[task]) - 1), vel])
+    reward = env.rollout(100)["next", "reward"] / env.step_dt
+    env.close()
+
+    assert reward.min() >= 0.0
+    assert reward.max() <= 1.0
+    assert reward.max() > 0.05 or vel == 0.0
+
+
+def test_cartpole_pays_for_the_middle_of_the_rail_and_for_little_force() -> None:
+    task = "cartpole_swingup"
+    middle = _reward_rate(_started_at(task, [0.0, 0.0]))
+
+    assert _reward_rate(_started_at(task, [1.5, 0.0])) < 0.8 * middle
+    assert _reward_rate(_started_at(task, [0.0, 0.0]), action=1.0) < 0.85 * middle
+
+
+def test_pendulum_cannot_be_held_level_by_its_motor() -> None:
+    env = _started_at("pendulum_swingup", [0.5 * math.pi])
+    data = env.reset()
+    for _ in range(25):
+        data = env.step(data.set("action", torch.full((8, 1), -1.0)))["next"].exclude("reward")
+    env.close()
+
+    # Angle past level, towards hanging: cos < 0.
+    assert data["obs"][:, 1].max() < -0.2
+
+
+@both
+def test_observation_tells_the_angle_without_a_jump(task: str) -> None:
+    angle = 3.0
+    pos = [*[0.0] * (len(UPRIGHT[task]) - 1), angle]
+    once, twice = (
+        _started_at(task, [*pos[:-1], pos[-1] + turns * 2 * math.pi]) for turns in (0, 1)
+    )
+    seen = [env.reset()["obs"] for env in (once, twice)]
+    for env in (once, twice):
+        env.close()
+
+    torch.testing.assert_close(*seen, atol=1e-5, rtol=0)
+    sin, cos = seen[0][0, len(pos) - 1 : len(pos) + 1]
+    assert (float(sin), float(cos)) == pytest.approx((math.sin(angle), math.cos(angle)), abs=1e-5)
+
+
+def test_pendulum_episodes_begin_anywhere_on_the_circle() -> None:
+    env = ManagerBasedRlEnv(TASKS["pendulum_swingup"](), num_envs=256, seed=0)
+    obs = env.reset()["obs"]
+    env.close()
+    quadrant = (obs[:, 0] > 0).int() * 2 + (obs[:, 1] > 0).int()
+
+    assert (torch.bincount(quadrant, minlength=4) > 32).all()
+
+
+def test_cartpole_episodes_begin_hanging_near_the_middle() -> None:
+    env = ManagerBasedRlEnv(TASKS["cartpole_swingup"](), num_envs=256, seed=0)
+    obs = env.reset()["obs"]
+    env.close()
+
+    assert obs[:, 0].abs().max() <= 0.1
+    assert obs[:, 2].max() <= math.cos(math.pi - 0.1) + 1e-6
+    assert obs[:, 0].std() > 0.03
+
+
+def test_the_motor_moves_the_cart_forward() -> None:
+    env = _started_at("cartpole_swingup", [0.0, math.pi])
+    data = env.reset()
+    for _ in range(10):
+        data = env.step(data.set("action", torch.ones(8, 1)))["next"].exclude("reward")
+    env.close()
+
+    assert data["obs"][:, 0].min() > 0.1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from copy import copy
 from pathlib import Path
 from typing import Literal
 
@@ -64,7 +65,8 @@ class MujocoBackend(SimBackend):
             raise ConfigError(f"num_envs is {num_envs}: give at least 1")
         if num_threads < 0:
             raise ConfigError(f"num_threads is {num_threads}: give 0 (all cores) or more")
-        self.mj_model = model if isinstance(model, mujoco.MjModel) else _load(Path(model))
+        # A copy, because the flag below must not change the caller's model.
+        self.mj_model = copy(model) if isinstance(model, mujoco.MjModel) else _load(Path(model))
         # A diverged environment must stay visible as non-finite, not be reset behind our back.
         self.mj_model.opt.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_AUTORESET)
         self._batch = Batch(self.mj_model, num_envs, num_threads)

@@ -1,0 +1,65 @@
+"""Names and figures that the backend publishes about its model."""
+
+import math
+
+import torch
+
+from unilab.backends import MujocoBackend
+
+
+def test_joints_are_published_with_their_columns_and_limits(backend):
+    ball, shoulder, elbow, wrist = backend.joints
+    assert (ball.name, ball.type, ball.body) == ("ball", "free", "ball")
+    assert (ball.qpos, ball.qvel) == (slice(0, 7), slice(0, 6))
+    assert (shoulder.name, shoulder.type, shoulder.body) == ("shoulder", "hinge", "upper")
+    assert (shoulder.qpos, shoulder.qvel, shoulder.range) == (slice(7, 8), slice(6, 7), (-2.0, 2.0))
+    assert elbow.range == (-math.inf, math.inf)
+    assert (wrist.qpos, wrist.qvel) == (slice(9, 10), slice(8, 9))
+
+
+def test_actuators_are_published_with_their_gains_and_limits(backend):
+    shoulder, elbow = backend.actuators
+    assert (shoulder.name, shoulder.joint) == ("shoulder", "shoulder")
+    assert (shoulder.stiffness, shoulder.damping) == (20.0, 1.0)
+    assert (shoulder.ctrl_range, shoulder.force_range) == ((-2.0, 2.0), (-9.0, 9.0))
+    assert (elbow.stiffness, elbow.damping) == (0.0, 0.0)
+    assert elbow.ctrl_range == (-math.inf, math.inf)
+
+
+def test_a_subtree_holds_a_body_and_all_below_it(backend):
+    assert backend.subtree("lower") == {"lower", "hand"}
+    assert backend.subtree("ball") == {"ball"}
+    assert backend.subtree("world") == set(backend.bodies)
+
+
+def test_the_home_pose_is_that_of_the_keyframe(backend):
+    assert backend.default_qpos.tolist() == [0, 0, 0.3, 1, 0, 0, 0, 0.5, -0.2, -0.2]
+    assert backend.default_ctrl.tolist() == [0.5, 0.0]
+    assert torch.equal(backend.get_state_views()["qpos"], backend.default_qpos.expand(5, -1))
+    assert torch.equal(backend.get_state_views()["ctrl"], backend.default_ctrl.expand(5, -1))
+
+
+def test_without_a_keyframe_the_home_pose_is_the_models_own(rig_model):
+    backend = MujocoBackend(rig_model, 2)
+    assert backend.default_qpos.tolist() == rig_model.qpos0.tolist()
+    assert backend.default_ctrl.tolist() == [0.0, 0.0]
+
+
+def test_capabilities_tell_what_can_be_read_and_varied(backend):
+    capabilities = backend.get_tensor_capabilities()
+    assert capabilities.state_fields["qpos"] == 10
+    assert capabilities.state_fields["qvel"] == 9
+    assert capabilities.state_fields["ctrl"] == 2
+    assert capabilities.sensors == {"tip_pos": 3, "tip_vel": 3, "shoulder_pos": 1}
+    assert capabilities.selected_row_reset
+    assert {"body_mass", "geom_friction"} <= capabilities.model_fields
+
+
+def test_physics_runs_on_the_host(backend):
+    execution = backend.tensor_execution()
+    assert (execution.kind, execution.device) == ("HOST_BRIDGE", torch.device("cpu"))
+
+
+def test_a_model_may_be_given_by_path(rig_path):
+    backend = MujocoBackend(rig_path, 2, num_threads=1, keyframe="home")
+    assert (backend.num_envs, backend.num_threads, backend.timestep) == (2, 1, 0.004)

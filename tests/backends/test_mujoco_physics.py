@@ -1,0 +1,201 @@
+"""Stepping and writing state: the same numbers as MuJoCo's own loop, row by row."""
+
+import mujoco
+import numpy as np
+import pytest
+import torch
+
+from unilab.backends import MujocoBackend
+from unilab.errors import ConfigError
+
+NSTEP = 3
+
+
+def plain_data(backend: MujocoBackend) -> mujoco.MjData:
+    """One environment at its home pose, stepped with MuJoCo's own functions."""
+    data = mujoco.MjData(backend.mj_model)
+    data.qpos[:] = backend.default_qpos.numpy()
+    data.ctrl[:] = backend.default_ctrl.numpy()
+    mujoco.mj_forward(backend.mj_model, data)
+    return data
+
+
+def controls(n: int, steps: int) -> torch.Tensor:
+    return torch.rand(steps, n, 2, generator=torch.Generator().manual_seed(3)) * 2 - 1
+
+
+def test_batch_steps_equal_a_loop_over_mjdata_bit_for_bit(backend):
+    plain = [plain_data(backend) for _ in range(backend.num_envs)]
+    views = backend.get_state_views()
+    for ctrl in controls(backend.num_envs, 60):  # the ball lands on the way
+        backend.step_tensor(ctrl, NSTEP)
+        for data, row in zip(plain, ctrl, strict=True):
+            data.ctrl[:] = row.numpy()
+            mujoco.mj_step(backend.mj_model, data, NSTEP)
+    for name in ("qpos", "qvel", "act", "ctrl", "qfrc_actuator", "actuator_force"):
+        expected = np.stack([getattr(data, name) for data in plain])
+        np.testing.assert_array_equal(views[name].numpy(), expected, err_msg=name)
+    np.testing.assert_array_equal(views["time"].numpy()[:, 0], [data.time for data in plain])
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_results_do_not_depend_on_the_number_of_threads(rig_model, num_threads):
+    reference = MujocoBackend(rig_model, 7, num_threads=2, keyframe="home")
+    other = MujocoBackend(rig_model, 7, num_threads=num_threads, keyframe="home")
+    assert other.num_threads == num_threads
+    for ctrl in controls(7, 20):
+        reference.step_tensor(ctrl, NSTEP)
+        other.step_tensor(ctrl, NSTEP)
+    assert torch.equal(reference.get_state_views()["qpos"], other.get_state_views()["qpos"])
+
+
+def test_sensors_belong_to_the_state_after_the_step(backend):
+    position, velocity = backend.get_sensor_view("tip_pos"), backend.get_sensor_view("tip_vel")
+    views = backend.get_state_views()
+    for ctrl in controls(backend.num_envs, 10):
+        backend.step_tensor(ctrl, NSTEP)
+    fresh = mujoco.MjData(backend.mj_model)
+    for row in range(backend.num_envs):
+        fresh.qpos[:], fresh.qvel[:] = views["qpos"][row].numpy(), views["qvel"][row].numpy()
+        mujoco.mj_forward(backend.mj_model, fresh)
+        np.testing.assert_array_equal(position[row].numpy(), fresh.sensor("tip_pos").data)
+        np.testing.assert_array_equal(velocity[row].numpy(), fresh.sensor("tip_vel").data)
+
+
+def test_reading_sensors_does_not_change_the_physics(rig_model):
+    blind = MujocoBackend(rig_model, 3, keyframe="home")
+    seeing = MujocoBackend(rig_model, 3, keyframe="home")
+    seeing.get_sensor_view("tip_vel")
+    for ctrl in controls(3, 20):
+        blind.step_tensor(ctrl, NSTEP)
+        seeing.step_tensor(ctrl, NSTEP)
+    assert torch.equal(blind.get_state_views()["qpos"], seeing.get_state_views()["qpos"])
+
+
+def test_a_sensor_is_current_as_soon_as_it_is_bound(backend):
+    backend.step_tensor(torch.zeros(5, 2), NSTEP)
+    view = backend.get_sensor_view("shoulder_pos")
+    assert torch.equal(view, backend.get_state_views()["qpos"][:, 7:8])
+
+
+def test_sensors_are_current_after_a_write(backend):
+    view = backend.get_sensor_view("shoulder_pos")
+    qpos = backend.default_qpos.repeat(1, 1)
+    qpos[0, 7] = -0.7
+    backend.set_state_tensor(torch.tensor([2]), qpos, torch.zeros(1, 9))
+    assert view[:, 0].tolist() == [0.5, 0.5, -0.7, 0.5, 0.5]
+
+
+def test_views_share_memory_with_the_physics_and_stay_live(backend):
+    first, bound = backend.get_state_views(), backend._batch.bind
+    sensor = backend.get_sensor_view("tip_pos")
+    for name in ("qpos", "qvel", "ctrl", "time", "qfrc_actuator", "actuator_force"):
+        assert first[name].data_ptr() == bound(name).ctypes.data, name
+    assert sensor.data_ptr() == bound("sensordata").ctypes.data
+    before, seen = first["qpos"].clone(), sensor.clone()
+    backend.step_tensor(torch.ones(5, 2), NSTEP)
+    assert not torch.equal(first["qpos"], before)
+    assert not torch.equal(sensor, seen)
+
+
+def test_writing_rows_leaves_the_others_bitwise_untouched(backend):
+    views = backend.get_state_views()
+    for ctrl in controls(5, 10):
+        backend.step_tensor(ctrl, NSTEP)
+    before = backend._batch.state.copy()
+    derived = {k: views[k].clone() for k in ("qfrc_actuator", "actuator_force")}
+    backend.set_state_tensor(
+        torch.tensor([1, 3]), backend.default_qpos.repeat(2, 1), torch.zeros(2, 9)
+    )
+    np.testing.assert_array_equal(backend._batch.state[[0, 2, 4]], before[[0, 2, 4]])
+    for name, value in derived.items():
+        assert torch.equal(views[name][[0, 2, 4]], value[[0, 2, 4]]), name
+
+
+def test_a_reset_row_continues_like_a_new_simulation(backend):
+    """Time, warm start, activations and controls of the old episode are gone."""
+    views = backend.get_state_views()
+    for ctrl in controls(5, 40):
+        backend.step_tensor(ctrl, NSTEP)
+    backend.set_state_tensor(
+        torch.tensor([3]), backend.default_qpos.repeat(1, 1), torch.zeros(1, 9)
+    )
+    assert views["time"][3] == 0.0
+    assert views["time"][2] > 0.0
+    plain = plain_data(backend)
+    backend.step_tensor(torch.full((5, 2), 0.3), 50)
+    plain.ctrl[:] = np.float32(0.3)
+    mujoco.mj_step(backend.mj_model, plain, 50)
+    np.testing.assert_array_equal(views["qpos"][3].numpy(), plain.qpos)
+
+
+def test_a_write_without_reset_keeps_time_and_controls(backend):
+    views = backend.get_state_views()
+    backend.step_tensor(torch.full((5, 2), 0.25), NSTEP)
+    time = views["time"].clone()
+    qpos, qvel = views["qpos"][[4]].clone(), torch.ones(1, 9)
+    backend.set_state_tensor(torch.tensor([4]), qpos, qvel, reset=False)
+    assert torch.equal(views["time"], time)
+    assert views["ctrl"][4].tolist() == [0.25, 0.25]
+    assert torch.equal(views["qvel"][4], torch.ones(9, dtype=torch.float64))
+    assert torch.equal(views["qpos"][4], qpos[0])
+
+
+def test_rows_may_come_in_any_order(backend):
+    qpos = backend.default_qpos.repeat(3, 1)
+    qpos[:, 7] = torch.tensor([0.4, 0.0, 0.2], dtype=torch.float64)
+    backend.set_state_tensor(torch.tensor([4, 0, 2]), qpos, torch.zeros(3, 9))
+    assert backend.get_state_views()["qpos"][:, 7].tolist() == [0.0, 0.5, 0.2, 0.5, 0.4]
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (torch.tensor([1, 1]), r"rows \[1, 1\] name an environment twice"),
+        (torch.tensor([3, 1, 3]), r"rows \[3, 1, 3\] name an environment twice"),
+        (torch.tensor([-1, 2]), r"rows \[-1, 2\] must lie in \[0, 5\)"),
+        (torch.tensor([5]), r"rows \[5\] must lie in \[0, 5\)"),
+        (torch.tensor([[1, 2]]), r"of shape \(1, 2\): expected a 1-D integer tensor"),
+        (torch.tensor([1.0]), r"rows are torch.float32 .* expected a 1-D integer tensor"),
+        (torch.tensor([True, False]), r"rows are torch.bool .* expected a 1-D integer tensor"),
+    ],
+)
+def test_bad_rows_are_refused_and_nothing_is_written(backend, rows, message):
+    before = backend._batch.state.copy()
+    n = rows.shape[0]
+    with pytest.raises(ConfigError, match=message):
+        backend.set_state_tensor(rows, torch.ones(n, 10), torch.ones(n, 9))
+    np.testing.assert_array_equal(backend._batch.state, before)
+
+
+@pytest.mark.parametrize(
+    ("qpos", "qvel", "message"),
+    [
+        ((2, 9), (2, 9), r"qpos has shape \(2, 9\): expected \(2, 10\)"),
+        ((2, 10), (1, 9), r"qvel has shape \(1, 9\): expected \(2, 9\)"),
+    ],
+)
+def test_state_of_the_wrong_shape_is_refused_and_nothing_is_written(backend, qpos, qvel, message):
+    before = backend._batch.state.copy()
+    with pytest.raises(ConfigError, match=message):
+        backend.set_state_tensor(torch.tensor([0, 1]), torch.ones(qpos), torch.ones(qvel))
+    np.testing.assert_array_equal(backend._batch.state, before)
+
+
+def test_controls_of_the_wrong_shape_are_refused_before_physics_moves(backend):
+    before = backend._batch.state.copy()
+    with pytest.raises(ConfigError, match=r"ctrl has shape \(5, 3\): expected \(5, 2\)"):
+        backend.step_tensor(torch.zeros(5, 3), NSTEP)
+    np.testing.assert_array_equal(backend._batch.state, before)
+
+
+def test_the_callers_model_is_not_changed(rig_model):
+    flags = rig_model.opt.disableflags
+    MujocoBackend(rig_model, 1)
+    assert rig_model.opt.disableflags == flags
+
+
+def test_closing_twice_is_harmless(backend):
+    backend.close()
+    backend.close()
+    assert not hasattr(backend, "_batch")

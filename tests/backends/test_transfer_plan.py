@@ -1,0 +1,111 @@
+"""Packed reads: one fixed layout, one copy a phase."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unilab.backends import HostBridgeTransferPlan
+from unilab.errors import CapabilityError
+
+N = 4
+CPU = torch.device("cpu")
+VIEWS = {
+    "a": torch.arange(N * 6, dtype=torch.float64).reshape(N, 6),
+    "b": 100 + torch.arange(N * 3, dtype=torch.float64).reshape(N, 3),
+}
+
+
+def blocks() -> st.SearchStrategy[list[tuple[str, slice]]]:
+    def cut(name: str) -> st.SearchStrategy[tuple[str, slice]]:
+        width = VIEWS[name].shape[1]
+        return st.tuples(st.integers(0, width - 1), st.integers(1, width)).map(
+            lambda t: (name, slice(t[0], min(width, t[0] + t[1])))
+        )
+
+    return st.lists(st.sampled_from(sorted(VIEWS)).flatmap(cut), min_size=1, max_size=6)
+
+
+@given(blocks())
+def test_every_block_is_found_at_its_columns(sources):
+    plan = HostBridgeTransferPlan(VIEWS, sources, CPU)
+    packet = plan.read()
+    assert packet.dtype == torch.float32
+    for (name, cols), at in zip(sources, plan.columns, strict=True):
+        assert torch.equal(packet[:, at], VIEWS[name][:, cols].float())
+
+
+@given(blocks())
+def test_columns_that_blocks_share_are_read_once(sources):
+    plan = HostBridgeTransferPlan(VIEWS, sources, CPU)
+    columns = {(name, c) for name, cols in sources for c in range(cols.start, cols.stop)}
+    assert plan.packet.shape == (N, len(columns))
+
+
+def test_blocks_that_touch_are_one_copy():
+    plan = HostBridgeTransferPlan(
+        VIEWS, [("a", slice(2, 4)), ("b", slice(None)), ("a", slice(0, 2)), ("a", slice(4, 6))], CPU
+    )
+    assert [tuple(v.shape) for v in plan._views] == [(N, 6), (N, 3)]
+    assert plan.columns == [slice(2, 4), slice(6, 9), slice(0, 2), slice(4, 6)]
+
+
+def test_reading_rows_updates_those_rows_only():
+    views = {"a": VIEWS["a"].clone()}
+    plan = HostBridgeTransferPlan(views, [("a", slice(1, 3))], CPU)
+    plan.read()
+    before = plan.packet.clone()
+    views["a"] += 1000.0
+    plan.read_rows(torch.tensor([0, 3]))
+    assert torch.equal(plan.packet[[0, 3]], before[[0, 3]] + 1000.0)
+    assert torch.equal(plan.packet[[1, 2]], before[[1, 2]])
+
+
+def test_on_the_host_nothing_is_transferred():
+    plan = HostBridgeTransferPlan(VIEWS, [("a", slice(None))], CPU)
+    plan.read()
+    plan.read_rows(torch.tensor([1]))
+    assert (plan.transfers, plan.bytes) == (0, 0)
+
+
+def test_an_accelerator_gets_one_transfer_a_phase_however_many_blocks():
+    """Counted on PyTorch's meta device, which takes the same path as an accelerator."""
+    sources = [("a", slice(0, 2)), ("b", slice(None)), ("a", slice(4, 6))]
+    plan = HostBridgeTransferPlan(VIEWS, sources, torch.device("meta"))
+    assert plan.packet.device.type == "meta"
+    plan.read()
+    assert (plan.transfers, plan.bytes) == (1, N * 7 * 4)
+    plan.read_rows(torch.tensor([0, 2]))
+    assert (plan.transfers, plan.bytes) == (2, N * 7 * 4 + 2 * 7 * 4)
+
+
+def test_a_backend_compiles_fields_and_sensors_into_one_packet(backend):
+    sources = [
+        ("qpos", slice(7, 10)),
+        ("sensor:tip_pos", slice(None)),
+        ("qvel", slice(6, 9)),
+        ("qpos", slice(0, 3)),
+    ]
+    plan = backend.compile_host_bridge_io(sources, CPU)
+    backend.step_tensor(torch.ones(5, 2), 5)
+    packet, views = plan.read(), backend.get_state_views()
+    expected = [
+        views["qpos"][:, 7:10],
+        backend.get_sensor_view("tip_pos"),
+        views["qvel"][:, 6:9],
+        views["qpos"][:, :3],
+    ]
+    for value, at in zip(expected, plan.columns, strict=True):
+        assert torch.equal(packet[:, at], value.float())
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("qpo", r"no state field 'qpo' \(did you mean 'qpos'"),
+        ("sensor:tip_po", r"no sensor 'tip_po' \(did you mean 'tip_pos'"),
+    ],
+)
+def test_a_field_or_sensor_that_does_not_exist_is_refused(backend, source, message):
+    with pytest.raises(CapabilityError, match=message):
+        backend.compile_host_bridge_io([(source, slice(None))], CPU)

@@ -76,22 +76,27 @@ class FlashSACCritic(nn.Module):
         )
         self.register_buffer("support", torch.linspace(v_min, v_max, num_bins, device=device))
 
-    def forward(self, obs: Tensor, action: Tensor, training: bool) -> Tensor:
+    def forward(
+        self, obs: Tensor, action: Tensor, training: bool, rows: slice | None = None
+    ) -> Tensor:
         """Log-probabilities of the value bins.
 
         Args:
             obs: ``[B, Oc]`` critic observations.
             action: ``[B, A]`` actions.
             training: use (and move) batch statistics.
+            rows: the rows that are wanted; the batch statistics see all. ``None`` wants all.
 
         Returns:
-            ``[E, B, K]`` log-probabilities.
+            ``[E, B, K]`` log-probabilities, of the wanted rows only.
         """
-        x = torch.cat((obs, action), dim=-1).expand(self.num_members, -1, -1)
-        h = self.embedder(x, training)
+        x = torch.cat((obs, action), dim=-1).t()
+        h = self.embedder(x.expand(self.num_members, -1, -1), training)
         for block in self.blocks:
             h = block(h, training)
-        return torch.log_softmax(self.head(self.norm(h)), dim=-1)
+        if rows is not None:
+            h = h[..., rows]
+        return torch.log_softmax(self.head(self.norm(h)), dim=-2).transpose(-2, -1)
 
     def value(self, log_p: Tensor) -> Tensor:
         """Expected value ``sum exp(log_p) * support``: ``[E, B, K] -> [E, B]``."""

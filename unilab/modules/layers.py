@@ -1,7 +1,9 @@
 """Unit-norm layers of FlashSAC (arXiv 2604.04539), with or without a leading ensemble dimension.
 
 Every layer takes ``num_members``: ``None`` builds one layer on ``[B, d]``; an int ``E`` builds ``E``
-independent layers on ``[E, B, d]``, evaluated as one batched operation.
+independent layers on ``[E, d, B]``, evaluated as one batched operation. The ensemble keeps the batch
+last because that makes its members channels of one ordinary batch normalisation, whose statistics
+then run over contiguous memory.
 """
 
 from __future__ import annotations
@@ -12,11 +14,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from unilab.errors import ConfigError
+
 __all__ = ["Block", "Embedder", "UnitBatchNorm", "UnitLinear", "UnitRMSNorm", "normalize_layers"]
 
 
 def _lead(num_members: int | None) -> tuple[int, ...]:
     return () if num_members is None else (num_members,)
+
+
+def _per_feature(value: Tensor) -> Tensor:
+    """A parameter ``[d]`` or ``[E, d]``, shaped to broadcast over ``[B, d]`` or ``[E, d, B]``."""
+    return value if value.dim() == 1 else value.unsqueeze(-1)
 
 
 class UnitLinear(nn.Module):
@@ -53,14 +62,14 @@ class UnitLinear(nn.Module):
         self.normalize()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply the layer: ``[*, B, in] -> [*, B, out]``."""
+        """Apply the layer: ``[B, in] -> [B, out]`` or ``[E, in, B] -> [E, out, B]``."""
         weight = self.weight
         dtype = x.dtype
         if self.matmul_dtype is not None:
             x, weight = x.to(self.matmul_dtype), weight.to(self.matmul_dtype)
-        y = F.linear(x, weight) if weight.dim() == 2 else torch.bmm(x, weight.transpose(1, 2))
+        y = F.linear(x, weight) if weight.dim() == 2 else torch.bmm(weight, x)
         y = y.to(dtype)
-        return y if self.bias is None else y + self.bias.unsqueeze(-2)
+        return y if self.bias is None else y + _per_feature(self.bias)
 
     @torch.no_grad()
     def normalize(self) -> None:
@@ -106,17 +115,24 @@ class UnitBatchNorm(nn.Module):
         self.normalize()
 
     def forward(self, x: Tensor, training: bool) -> Tensor:
-        """Normalise ``[*, B, d]`` over ``B``."""
-        if training:
-            var, mean = torch.var_mean(x, dim=-2, correction=0)
-            with torch.no_grad():
-                rows = x.shape[-2]
-                self.running_mean.lerp_(mean.detach(), self.momentum)
-                self.running_var.lerp_(var.detach() * (rows / max(rows - 1, 1)), self.momentum)
-        else:
-            mean, var = self.running_mean, self.running_var
-        scale = self.weight * torch.rsqrt(var + self.eps)
-        return torch.addcmul((self.bias - mean * scale).unsqueeze(-2), x, scale.unsqueeze(-2))
+        """Normalise ``[B, d]`` or ``[E, d, B]`` over ``B``.
+
+        Raises:
+            ConfigError: batch statistics of a single row, whose variance is undefined.
+        """
+        if training and x.shape[0 if x.dim() == 2 else -1] < 2:
+            raise ConfigError("training=True with 1 row: batch statistics need at least 2")
+        return F.batch_norm(
+            # Members are channels of one batch normalisation.
+            x if x.dim() == 2 else x.reshape(1, -1, x.shape[-1]),
+            self.running_mean.view(-1),
+            self.running_var.view(-1),
+            self.weight.view(-1),
+            self.bias.view(-1),
+            training,
+            self.momentum,
+            self.eps,
+        ).view(x.shape)
 
     @torch.no_grad()
     def normalize(self) -> None:
@@ -151,9 +167,10 @@ class UnitRMSNorm(nn.Module):
         self.normalize()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise ``[*, B, d]`` over ``d``."""
-        scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
-        return x * scale * self.weight.unsqueeze(-2)
+        """Normalise ``[B, d]`` or ``[E, d, B]`` over ``d``."""
+        features = -1 if x.dim() == 2 else -2
+        scale = torch.rsqrt(x.square().mean(features, keepdim=True) + self.eps)
+        return x * scale * _per_feature(self.weight)
 
     @torch.no_grad()
     def normalize(self) -> None:
@@ -185,7 +202,7 @@ class Embedder(nn.Module):
         self.linear = UnitLinear(in_features, hidden_dim, num_members=num_members, device=device)
 
     def forward(self, x: Tensor, training: bool) -> Tensor:
-        """``[*, B, in] -> [*, B, H]``."""
+        """``[B, in] -> [B, H]`` or ``[E, in, B] -> [E, H, B]``."""
         return self.linear(self.norm(x, training))
 
 
@@ -213,9 +230,9 @@ class Block(nn.Module):
         self.norm2 = UnitBatchNorm(hidden_dim, num_members=num_members, device=device)
 
     def forward(self, x: Tensor, training: bool) -> Tensor:
-        """``[*, B, H] -> [*, B, H]``."""
-        y = F.relu(self.norm1(self.linear1(x), training))
-        return F.relu(self.norm2(self.linear2(y), training)) + x
+        """``[B, H] -> [B, H]`` or ``[E, H, B] -> [E, H, B]``."""
+        y = F.relu(self.norm1(self.linear1(x), training), inplace=True)
+        return F.relu(self.norm2(self.linear2(y), training), inplace=True) + x
 
 
 def normalize_layers(module: nn.Module) -> None:

@@ -324,14 +324,16 @@ class FlashSACLoss(LossModule):
             next_action, info = self.actor(next_obs, training=False)
             both_obs = torch.cat((critic_obs, next_critic_obs))
             both_actions = torch.cat((action, next_action))
-            next_log_p = self._target_critic(both_obs, both_actions, training=True)[:, rows:]
+            next_log_p = self._target_critic(
+                both_obs, both_actions, training=True, rows=slice(rows, None)
+            )
             # [B]: which member is the more pessimistic about each row
             member = self._target_critic.value(next_log_p).argmin(0)
             next_p = next_log_p.exp()[member, torch.arange(rows, device=member.device)]
             bonus = -self.alpha * info["log_prob"].reshape(rows)
             atoms = F.target_support(reward, terminated, bonus, support, discount)
             target = F.project_distribution(atoms, next_p, support)
-        log_p = self.critic(both_obs, both_actions, training=True)[:, :rows]
+        log_p = self.critic(both_obs, both_actions, training=True, rows=slice(rows))
         loss = F.cross_entropy(target, log_p).mean()
         return loss, {"q_mean": self.critic.value(log_p.detach()).mean()}
 

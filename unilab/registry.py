@@ -105,8 +105,12 @@ def factory(
     overrides = dict(overrides or {})
     if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
         raise ConfigError(f"num_envs is {num_envs!r}: give an integer of at least 1")
+    try:
+        device = str(torch.device(device))
+    except RuntimeError as error:
+        raise ConfigError(f"device is {device!r}: give 'cpu', 'cuda' or 'cuda:<n>'") from error
     _overridden(cfg_factory(), overrides, "")
-    return EnvFactory(cfg_factory, num_envs, str(torch.device(device)), seed, overrides)
+    return EnvFactory(cfg_factory, num_envs, device, seed, overrides)
 
 
 def make(

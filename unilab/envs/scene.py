@@ -159,6 +159,14 @@ class Entity:
         self.root_joint = next((j for j in joints if j.type == "free"), None)
         self.joints = tuple(j for j in joints if j.type in ("hinge", "slide"))
         self.joint_names = tuple(j.name for j in self.joints)
+        # Joint tensors are one block of columns.
+        spanned = joints[-1].qvel.stop - joints[0].qvel.start if joints else 0
+        if spanned != len(self.joints) + (6 if self.root_joint else 0):
+            kinds = {j.name: j.type for j in joints}
+            raise CapabilityError(
+                f"entity {name!r} has joints {kinds}: one free joint at the root and, below it, "
+                "hinge and slide joints are supported"
+            )
         self.data = EntityData(name, self.joints, backend.default_qpos, device)
         root = slice(0, 0) if self.root_joint is None else self.root_joint.qpos
         self.default_root_pose = backend.default_qpos[root].float().to(device)

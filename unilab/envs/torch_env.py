@@ -13,7 +13,7 @@ from torchrl.data import Bounded, Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase
 
 from unilab.envs.finite import bad_rows, is_finite
-from unilab.errors import ConfigError, EnvFaultedError, NonFiniteError
+from unilab.errors import CapabilityError, ConfigError, EnvFaultedError, NonFiniteError
 
 TRAINING_STATE_VERSION = 1
 PARALLEL_GRAIN = 32768
@@ -63,10 +63,17 @@ class TorchEnv(EnvBase):
     def __init__(
         self, *, num_envs: int, device: torch.device | str = "cpu", seed: int | None = None
     ) -> None:
-        super().__init__(device=torch.device(device), batch_size=torch.Size([num_envs]))
+        device = torch.device(device)
+        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+            raise CapabilityError(
+                f"device is {str(device)!r}, but PyTorch sees {torch.cuda.device_count()} CUDA "
+                "devices: use device='cpu' or a device that is there"
+            )
+        super().__init__(device=device, batch_size=torch.Size([num_envs]))
         self.num_envs = num_envs
         self.generator = torch.Generator(device=self.device)
-        self.generator.manual_seed(torch.seed() % 2**63 if seed is None else seed)
+        # A seed of the generator's own: torch.seed() would reseed the caller's global one.
+        self.generator.seed() if seed is None else self.generator.manual_seed(seed)
         self.episode_length = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
         self._all_rows = torch.arange(num_envs, device=self.device)
         self._control_steps = 0

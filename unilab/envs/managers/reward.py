@@ -11,7 +11,7 @@ from torch import Tensor
 
 from unilab.envs.finite import bad_rows, is_finite
 from unilab.envs.managers.term import bind_term, check_shape
-from unilab.errors import NonFiniteError
+from unilab.errors import ConfigError, NonFiniteError
 
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
@@ -51,9 +51,13 @@ class RewardManager:
     def prepare(self) -> None:
         """Evaluate each term once and check its shape; call after the first read."""
         for term in self._terms:
-            value = term(self._env)
-            check_shape("reward", term.name, value, (self._env.num_envs,), "float32 [num_envs]")
-            check_shape("reward", term.name, value.sum(-1), (), "float32 [num_envs]")
+            rows = (self._env.num_envs,)
+            value = check_shape("reward", term.name, term(self._env), rows, "float32 [num_envs]")
+            if value.ndim != 1 or value.dtype != torch.float32:
+                raise ConfigError(
+                    f"reward term {term.name!r} returned {value.dtype} of shape "
+                    f"{tuple(value.shape)}: expected float32 [num_envs]"
+                )
 
     def compute(self) -> Tensor:
         """The reward of this step, ``[num_envs]``.

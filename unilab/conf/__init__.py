@@ -1,1 +1,179 @@
-"""Packaged Hydra configuration."""
+"""The packaged Hydra configuration, and how a command line becomes a checked ``TrainCfg``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib.resources import files
+from typing import Any
+
+import hydra
+from hydra._internal.utils import get_args_parser
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from unilab.errors import ConfigError, UnilabError, did_you_mean
+from unilab.record import RunFolder
+from unilab.trainers.config import TrainCfg
+from unilab.trainers.config_dict import check_key
+
+__all__ = ["compose", "hydra_main", "tasks"]
+
+_MODULE = "unilab.conf.flashsac"
+
+
+def tasks() -> list[str]:
+    """Tasks that have a configuration file."""
+    folder = files(_MODULE) / "task"
+    return sorted(p.name.removesuffix(".yaml") for p in folder.iterdir() if p.name[0] not in "_.")
+
+
+def compose(overrides: Sequence[str] = ()) -> TrainCfg:
+    """The configuration of a run, without a command line.
+
+    Args:
+        overrides: Hydra overrides, e.g. ``["task=pendulum_swingup", "algo.num_envs=16"]``.
+
+    Returns:
+        The checked configuration. With ``training.resume`` it is the one of that run, with the
+        overrides on top.
+
+    Raises:
+        ConfigError: a task, key or value that does not exist or fit.
+        CheckpointError: ``training.resume`` is no run.
+
+    Examples:
+        >>> compose(["task=pendulum_swingup", "algo.num_envs=4"]).algo.num_envs
+        4
+    """
+    checked = _checked(overrides)
+    try:
+        with hydra.initialize_config_module(_MODULE, version_base="1.3"):
+            config = hydra.compose("config", overrides=checked)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(_first_line(error)) from error
+    return _resolve(config, checked)
+
+
+def hydra_main(train: Callable[[TrainCfg], int]) -> Callable[[], None]:
+    """Makes a training function a command: Hydra's flags and overrides, unilab's errors.
+
+    An expected error is one line and exit code 2; ``HYDRA_FULL_ERROR=1`` shows its traceback.
+
+    Args:
+        train: gets the checked configuration, once for each job of a ``--multirun``; returns the
+            exit code.
+
+    Returns:
+        The command; it reads ``sys.argv``.
+    """
+
+    def job(config: DictConfig) -> None:
+        def run() -> None:
+            code = train(_resolve(config, HydraConfig.get().overrides.task))
+            if code:
+                sys.exit(code)
+
+        _report(run)
+
+    def command() -> None:
+        def run() -> None:
+            args = get_args_parser().parse_args()
+            custom = args.config_dir or args.config_path or args.config_name
+            checked = _checked(args.overrides, any_task=bool(custom))
+            given = set(args.overrides)
+            flags = [arg for arg in sys.argv[1:] if arg not in given]
+            sys.argv[1:] = [*flags, *checked]
+
+        _report(run)
+        hydra.main(version_base="1.3", config_path=f"pkg://{_MODULE}", config_name="config")(job)()
+
+    return command
+
+
+def _report(run: Callable[[], None]) -> None:
+    try:
+        run()
+    except UnilabError as error:
+        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("Interrupted; what was saved before is kept.", file=sys.stderr)
+        sys.exit(130)
+
+
+def _checked(overrides: Sequence[str], *, any_task: bool = False) -> list[str]:
+    """Overrides whose keys exist; those of ``env.`` made such that Hydra lets them add keys."""
+    parser = OverridesParser.create()
+    checked = []
+    for text in overrides:
+        try:
+            override = parser.parse_override(text)
+        except HydraException as error:
+            raise ConfigError(
+                f"cannot read override {text!r} ({_first_line(error)}): write key=value"
+            ) from error
+        key = override.key_or_group
+        if key == "task":
+            if not any_task and not override.is_sweep_override():
+                _check_task(str(override.value()))
+        elif key.partition(".")[0].partition("/")[0] != "hydra":
+            check_key(TrainCfg, key)
+        is_new_env_key = (
+            key.startswith("env.") and override.type is not None and text[0] not in "+~"
+        )
+        checked.append(f"++{text}" if is_new_env_key else text)
+    return checked
+
+
+def _check_task(name: str) -> None:
+    known = tasks()
+    if name not in known:
+        raise ConfigError(
+            f"no task named {name!r}{did_you_mean(name, known)}; `unilab list` shows them: "
+            f"{', '.join(known)}"
+        )
+
+
+def _resolve(config: DictConfig, overrides: Sequence[str]) -> TrainCfg:
+    if OmegaConf.select(config, "training.resume") is not None:
+        config = _resumed(config, overrides)
+    try:
+        values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(_first_line(error)) from error
+    return TrainCfg.from_dict(values)
+
+
+def _resumed(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
+    """The configuration that the run was started with, and on top only what was typed now."""
+    run = RunFolder.open(config.training.resume)
+    stored = OmegaConf.create(run.read_config()["config"])
+    for override in OverridesParser.create().parse_overrides(list(overrides)):
+        key = override.key_or_group
+        if key.partition(".")[0].partition("/")[0] == "hydra":
+            continue
+        if key in ("training.run_dir", "training.log_root"):
+            raise ConfigError(
+                f"{key} together with training.resume={run.path}: a resumed run stays in its "
+                f"folder, leave {key} out"
+            )
+        value = OmegaConf.select(config, key)
+        if key == "task" and value != stored.get("task"):
+            raise ConfigError(
+                f"task={value}, but {run.path} is a run of {stored.get('task')}: leave task out to "
+                "continue it, or training.resume out to start a new run"
+            )
+        OmegaConf.update(stored, key, value, force_add=True)
+    stored.training.resume = config.training.resume
+    return stored
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0]

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+import shlex
+import shutil
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TextIO
 
 from tqdm import tqdm
 
 from unilab.record.run_folder import RunFolder
 
-__all__ = ["Progress", "closing_summary"]
+__all__ = ["Progress", "closing_summary", "started_as"]
 
 _SHOWN = {"return": "Train/return", "length": "Train/episode_length", "eval": "Eval/return"}
 
@@ -104,13 +107,32 @@ def closing_summary(
     if results:
         lines.append("Results      " + ", ".join(results))
     more = f" algo.total_frames={2 * total_frames}" if done else ""
+    path = shlex.quote(str(run.path))
     lines += [
         f"Run folder   {run.path}",
-        f"TensorBoard  tensorboard --logdir {run.path}",
-        f"Picture      unilab plot {run.path}",
-        f"Continue     {command} training.resume={run.path}{more}",
+        f"TensorBoard  {_program('tensorboard')} --logdir {path}",
+        f"Picture      {_program('unilab')} plot {path}",
+        f"Continue     {command} training.resume={path}{more}",
     ]
     return "\n".join(lines)
+
+
+def started_as() -> str:
+    """The command that started this process, without its overrides, as one would type it."""
+    script = Path(sys.argv[0])
+    if script.suffix != ".py":
+        return f"{_program(script.name)} train"
+    return f"{_program('python')} {shlex.quote(sys.argv[0])}"
+
+
+def _program(name: str) -> str:
+    """``name``, with its path if this environment's is not the one that the shell would find."""
+    own = Path(sys.executable).with_name(name)
+    found = shutil.which(name)
+    if found is not None and Path(found).parent == own.parent:
+        return name
+    here = own.is_relative_to(Path.cwd())
+    return shlex.quote(str(own.relative_to(Path.cwd()) if here else own))
 
 
 def _results(metrics: Mapping[str, float]) -> list[str]:

@@ -69,7 +69,7 @@ class ProgressCsv:
 
 
 class MetricLogger:
-    """Writes scalars to progress.csv and TensorBoard of a run; a tag outside the schema is an error.
+    """Writes a run's scalars to progress.csv and TensorBoard; a tag outside the schema is an error.
 
     Args:
         run: the run's folder.

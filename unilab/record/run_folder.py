@@ -21,7 +21,7 @@ _PACKAGES = ("unilab-torchrl", "torch", "torchrl", "tensordict", "mujoco", "nump
 
 @dataclass(frozen=True)
 class RunFolder:
-    """One run on disk: ``run_config.json``, ``progress.csv``, ``tensorboard/``, ``checkpoints/``."""
+    """One run on disk: ``run_config.json``, ``progress.csv``, ``tensorboard``, ``checkpoints``."""
 
     path: Path
     """The folder itself."""

@@ -49,8 +49,6 @@ METRICS: dict[str, Metric] = {
         ("Perf/updates", "update", "last"),
         ("Perf/buffer_size", "transition", "last"),
         ("Perf/collect_share", "share of time", "mean"),
-        ("Perf/update_share", "share of time", "mean"),
-        ("Perf/minutes", "min", "last"),
     ),
     **_named(
         _LEARNER,

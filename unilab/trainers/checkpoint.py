@@ -1,4 +1,4 @@
-"""Checkpoints of a run on ``torchrl.checkpoint``: written at once or not, refused whole or loaded whole."""
+"""Checkpoints of a run: written at once or not at all, loaded whole or refused whole."""
 
 from __future__ import annotations
 
@@ -147,14 +147,16 @@ class Checkpointer:
         try:
             manifest = Checkpoint.manifest(path)
             identity = manifest["metadata"].get("identity")
-            wanted = [n for n in self._components if n not in _OPTIONAL or n in manifest["components"]]
+            wanted = [
+                n for n in self._components if n not in _OPTIONAL or n in manifest["components"]
+            ]
             present = {name: _Payload() for name in (*wanted, "counters")}
             if identity == self._identity:
                 _bind(present).load(path, map_location="cpu")
         except (TorchRLCheckpointError, OSError, ValueError, KeyError, AttributeError) as error:
             raise CheckpointError(
-                f"checkpoint {path} is damaged or is no checkpoint ({error}): remove it to continue "
-                "from the one before"
+                f"checkpoint {path} is damaged or is no checkpoint ({error}): remove it to "
+                "continue from the one before"
             ) from error
         if identity != self._identity:
             raise CheckpointError(
@@ -285,9 +287,19 @@ def _bind(payloads: Mapping[str, _Payload]) -> Checkpoint:
 
 
 def _differences(saved: Any, live: Mapping[str, Any]) -> str:
-    saved = saved if isinstance(saved, Mapping) else {}
-    keys = [k for k in {**saved, **live} if saved.get(k) != live.get(k)]
-    return ", ".join(f"{k} is {saved.get(k)!r} there and {live.get(k)!r} here" for k in keys)
+    there, here = _flat(saved), _flat(live)
+    keys = [k for k in {**there, **here} if there.get(k) != here.get(k)]
+    return ", ".join(f"{k} is {there.get(k)!r} there and {here.get(k)!r} here" for k in keys)
+
+
+def _flat(value: Any, path: str = "") -> dict[str, Any]:
+    """Leaves of nested mappings by dotted path."""
+    if not isinstance(value, Mapping) or not value:
+        return {path: value} if path else {}
+    leaves: dict[str, Any] = {}
+    for key, inner in value.items():
+        leaves |= _flat(inner, f"{path}.{key}" if path else str(key))
+    return leaves
 
 
 def _mismatch(saved: Any, live: Any, path: str) -> str:

@@ -126,6 +126,32 @@ class AlgoCfg:
         ticks = max(0, self.total_frames - self.learning_starts) // self.num_envs
         return max(1, ticks * self.updates_per_step)
 
+    def frames_left(self, done: int) -> int:
+        """Environment steps still to take, in whole steps of all environments.
+
+        Args:
+            done: environment steps taken so far.
+
+        Raises:
+            ConfigError: there are none left.
+        """
+        if done >= self.total_frames:
+            raise ConfigError(
+                f"the run has taken all of its algo.total_frames={self.total_frames} steps: give a "
+                f"larger one to continue it, e.g. algo.total_frames={2 * done}"
+            )
+        return _round_up(self.total_frames - done, self.num_envs)
+
+    def random_frames_left(self, done: int) -> int:
+        """Environment steps still to take with uniform random actions.
+
+        Args:
+            done: environment steps taken so far; a resumed run that refills its buffer past the
+                warm-up does so with its policy.
+        """
+        left = max(0, self.learning_starts - done) if self.random_warmup else 0
+        return _round_up(left, self.num_envs)
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingCfg:
@@ -225,6 +251,10 @@ class TrainCfg:
     def to_dict(self) -> dict[str, Any]:
         """The same as plain nested dicts; ``from_dict`` takes it back."""
         return to_dict(self)
+
+
+def _round_up(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple
 
 
 def _at_least(path: str, value: float, least: float) -> None:

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -23,7 +23,6 @@ from unilab.trainers.signals import StopRequest
 __all__ = ["OffPolicyRunner", "RunResult"]
 
 _TAGS = {"alpha": "Policy/alpha", "entropy": "Policy/entropy", "q_mean": "Critic/q_mean"}
-
 
 
 class Learner(Protocol):
@@ -57,14 +56,15 @@ class OffPolicyRunner:
         collector: yields transitions ``[N, T]`` (or ``[N]``) in time order: a TorchRL collector or
             any iterable of TensorDicts.
         learner: gets a batch with normalised rewards.
-        buffer: TorchRL replay buffer with its batch size set.
+        buffer: TorchRL replay buffer with its batch size set. It is extended with the collector's
+            batches as they are; :func:`~unilab.data.make_replay_buffer` makes single rows of them.
         rewards: statistics of the return, which scale the rewards.
 
     Keyword Args:
         learning_starts: transitions in the buffer before the first update.
         updates_per_step: updates for each batch collected.
         counters: where a resumed run stands.
-        logger: where metrics go; None: nowhere.
+        logger: where metrics go, closed at the end; None: nowhere.
         checkpointer: saves at ``checkpoint_interval`` and at the end; None: never.
         evaluate: returns evaluation metrics; called every ``eval_interval`` frames and at the end.
         drain_metrics: the environment's own metrics since the last call.
@@ -115,6 +115,8 @@ class OffPolicyRunner:
         self._episodes = EpisodeTracker()
         self._updates: list[TensorDict] = []
         self._evaluated_at = -1
+        self._saved_at = -1
+        self._evaluation: dict[str, float] = {}
 
     def run(self) -> RunResult:
         """Trains until the collector ends, time is up, or Ctrl-C; always leaves a checkpoint.
@@ -131,7 +133,7 @@ class OffPolicyRunner:
             with StopRequest() as stop:
                 for data in self._collect():
                     self.rewards.update(data)
-                    self.buffer.extend(data.reshape(-1))
+                    self.buffer.extend(data)
                     if len(self.buffer) >= self.learning_starts:
                         for _ in range(self.updates_per_step):
                             batch = self.rewards.normalize(self.buffer.sample())
@@ -143,6 +145,8 @@ class OffPolicyRunner:
         finally:
             if self.progress is not None:
                 self.progress.close()
+            if self.logger is not None:
+                self.logger.close()
         counters = self.counters
         return RunResult(counters.frames, counters.minutes, self.metrics, stop.exit_code)
 
@@ -183,17 +187,20 @@ class OffPolicyRunner:
     def _finish(self, *, interrupted: bool) -> None:
         if self.eval_interval and not interrupted and self._evaluated_at != self.counters.frames:
             self._evaluate()
-        self._log()
-        self._save()
+        if self._evaluation or self._saved_at != self.counters.frames:
+            self._log()
+        if self._saved_at != self.counters.frames:
+            self._save()
 
     def _evaluate(self) -> None:
         if self.evaluate is not None:
-            self.metrics |= self.evaluate()
+            self._evaluation = self.evaluate()
             self._evaluated_at = self.counters.frames
 
     def _save(self) -> None:
         if self.checkpointer is not None:
             self.checkpointer.save(self.counters)
+        self._saved_at = self.counters.frames
 
     def _log(self) -> None:
         """Turns what has gathered since the last row into numbers, the only wait for the device."""
@@ -211,8 +218,8 @@ class OffPolicyRunner:
         row["Perf/collect_share"] = self._collecting / elapsed
         row["Perf/updates"] = updates
         row["Perf/buffer_size"] = len(self.buffer)
-        if self._evaluated_at > self._logged_frames:
-            row |= {tag: v for tag, v in self.metrics.items() if tag.startswith("Eval/")}
+        row |= self._evaluation
+        self._evaluation = {}
         if self.logger is not None:
             self.logger.log(frames, self.counters.minutes, row)
         self.metrics |= {tag: value for tag, value in row.items() if not math.isnan(value)}
@@ -229,7 +236,7 @@ class OffPolicyRunner:
         """
         if not self._updates:
             return {}
-        means = torch.stack(self._updates).mean(dim=0)
+        means: Any = TensorDict.maybe_dense_stack(self._updates).mean(dim=0)
         names = list(means.keys())
         values = torch.stack([means.get(name).float() for name in names]).tolist()
         self._updates.clear()

@@ -1,0 +1,164 @@
+"""Train FlashSAC on a unilab task; `unilab train` runs this file.
+
+    python examples/train_flashsac.py task=pendulum_swingup algo.num_envs=16 training.max_minutes=1
+
+Keys and defaults: unilab/conf/flashsac/config.yaml, or `--cfg job`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torchrl.collectors import Collector
+from torchrl.envs import InitTracker, TransformedEnv
+
+import unilab
+from unilab.conf import hydra_main
+from unilab.data import RewardNormalizer, make_replay_buffer
+from unilab.modules import FlashSACActor, FlashSACCritic, FlashSACPolicy
+from unilab.objectives import FlashSACLoss
+from unilab.record import MetricLogger, Progress, RunFolder, closing_summary, started_as
+from unilab.trainers import (
+    Checkpointer,
+    Counters,
+    EnvTrainingState,
+    Evaluator,
+    FlashSACLearner,
+    OffPolicyRunner,
+    ReplayContents,
+    TrainCfg,
+    run_identity,
+)
+
+
+def train(cfg: TrainCfg) -> int:
+    """One training run from its configuration; returns the exit code."""
+    algo, params, training = cfg.algo, cfg.algo.algo_params, cfg.training
+    device = training.resolve_device()
+    torch.set_num_threads(training.resolve_threads())
+    torch.manual_seed(training.seed)
+
+    # Physics on the CPU; a second batch of environments for evaluation.
+    env = unilab.make(cfg.task, num_envs=algo.num_envs, seed=training.seed, overrides=cfg.env)
+    eval_env = unilab.make(
+        cfg.task, num_envs=training.eval_num_envs, seed=training.seed + 1, overrides=cfg.env
+    )
+    groups, action_dim = env.obs_groups_spec, env.action_spec.shape[-1]
+    critic_obs = "critic" if "critic" in groups else "obs"
+
+    # The algorithm.
+    actor = FlashSACActor(
+        groups["obs"],
+        action_dim,
+        hidden_dim=params.actor_hidden_dim,
+        num_blocks=params.actor_num_blocks,
+        device=device,
+    )
+    critic = FlashSACCritic(
+        groups[critic_obs],
+        action_dim,
+        hidden_dim=params.critic_hidden_dim,
+        num_blocks=params.critic_num_blocks,
+        num_bins=params.num_bins,
+        v_min=params.v_min,
+        v_max=params.v_max,
+        device=device,
+    )
+    policy = FlashSACPolicy(actor)
+    loss = FlashSACLoss(
+        actor,
+        critic,
+        gamma=algo.gamma,
+        alpha_init=params.alpha_init,
+        target_entropy_sigma=params.target_entropy_sigma,
+        bc_alpha=params.bc_alpha,
+    )
+    loss.set_keys(critic_obs=critic_obs)
+    learner = FlashSACLearner(
+        loss,
+        lr=params.lr,
+        lr_end=params.lr_end,
+        warmup_steps=params.lr_warmup_steps,
+        decay_steps=params.lr_decay_steps or algo.planned_updates(),
+        actor_update_period=params.actor_update_period,
+        tau=params.tau,
+        amp_dtype=params.amp_dtype,
+        # COMPILE
+    )
+    buffer = make_replay_buffer(
+        algo.replay_capacity,
+        algo.batch_size,
+        device=device,
+        n_step=algo.n_step,
+        gamma=algo.gamma,
+    )
+    rewards = RewardNormalizer(algo.gamma, v_max=params.v_max)
+
+    # The run: a new folder, or the one to continue from its newest checkpoint.
+    run = (
+        RunFolder.open(training.resume)
+        if training.resume
+        else RunFolder.create(
+            cfg.task, training.seed, log_root=training.log_root, path=training.run_dir
+        )
+    )
+    identity = run_identity(task=cfg.task, obs_groups=groups, critic_obs=critic_obs, actor=actor)
+    state = {"learner": learner, "rewards": rewards, "env": EnvTrainingState(env)}
+    if training.save_replay:
+        state["replay"] = ReplayContents(buffer)
+    checkpointer = Checkpointer(
+        run.checkpoints, state, identity=identity, keep=training.keep_checkpoints
+    )
+    counters = checkpointer.load() if training.resume else Counters()
+    frames_left = algo.frames_left(counters.frames)
+    run.write_config(cfg.to_dict(), **identity, device_resolution={"learner": str(device)})
+    print(f"Run folder   {run.path}", flush=True)
+
+    collector = Collector(
+        # InitTracker marks the rows that were just reset: exploration noise restarts there.
+        TransformedEnv(env, InitTracker()),
+        policy,
+        frames_per_batch=algo.num_envs,
+        total_frames=frames_left,
+        init_random_frames=algo.random_frames_left(counters.frames),
+        policy_device=device,
+        env_device=env.device,
+        storing_device=device,
+        trust_policy=True,
+        track_traj_ids=False,
+        use_buffers=False,
+    )
+    result = OffPolicyRunner(
+        collector,
+        learner,
+        buffer,
+        rewards,
+        learning_starts=algo.learning_starts,
+        updates_per_step=algo.updates_per_step,
+        counters=counters,
+        logger=MetricLogger(run, until_frames=counters.frames),
+        checkpointer=checkpointer,
+        evaluate=Evaluator(eval_env, policy),
+        drain_metrics=env.drain_metrics,
+        progress=Progress(algo.total_frames, initial=counters.frames),
+        eval_interval=training.eval_interval,
+        checkpoint_interval=training.checkpoint_interval,
+        log_interval_s=training.log_interval_s,
+        max_minutes=training.max_minutes,
+    ).run()
+    collector.shutdown()
+    eval_env.close()
+    print(
+        closing_summary(
+            run,
+            frames=result.frames,
+            total_frames=algo.total_frames,
+            minutes=result.minutes,
+            metrics=result.metrics,
+            command=started_as(),
+        )
+    )
+    return result.exit_code
+
+
+if __name__ == "__main__":
+    hydra_main(train)()

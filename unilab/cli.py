@@ -1,0 +1,97 @@
+"""The ``unilab`` command."""
+
+from __future__ import annotations
+
+import argparse
+import runpy
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+
+import unilab
+from unilab import registry
+from unilab.errors import CapabilityError, UnilabError
+from unilab.record import plot_learning_curve
+
+__all__ = ["example", "main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit code, 2 for an expected error.
+
+    Args:
+        argv: arguments, without the program's name; those of the process by default.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["train"]:
+        # Everything behind "train" is Hydra's, flags included.
+        return _train(arguments[1:])
+    args = _parser().parse_args(arguments)
+    try:
+        if args.command == "list":
+            _list()
+        else:
+            print(plot_learning_curve(args.run, args.out))
+    except UnilabError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def example(name: str) -> Path:
+    """Where an example script lies: beside a source tree's package, or as the wheel installed it.
+
+    Raises:
+        CapabilityError: the installation has no such script.
+    """
+    beside = Path(unilab.__file__).parents[1] / "examples" / name
+    if beside.is_file():
+        return beside
+    for file in metadata.files("unilab-torchrl") or ():
+        path = Path(str(file.locate()))
+        if path.name == name and path.parent.name == "examples" and path.is_file():
+            return path
+    raise CapabilityError(
+        f"this installation lacks examples/{name}: reinstall it (pip install --force-reinstall "
+        "unilab-torchrl), or run the script from a clone of the repository"
+    )
+
+
+def _train(overrides: Sequence[str]) -> int:
+    try:
+        script = example("train_flashsac.py")
+    except UnilabError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    sys.argv[1:] = overrides
+    runpy.run_path(str(script), run_name="__main__")
+    return 0
+
+
+def _list() -> None:
+    width = max(map(len, registry.names()))
+    for name in registry.names():
+        print(f"{name:{width}}  {registry.describe(name)}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="unilab",
+        description="Robot reinforcement learning on TorchRL primitives.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands.add_parser(
+        "train",
+        add_help=False,
+        help="train FlashSAC; takes Hydra overrides, e.g. task=pendulum_swingup",
+    )
+    commands.add_parser("list", help="show the tasks")
+    plot = commands.add_parser("plot", help="draw a run's learning curve")
+    plot.add_argument("run", help="the run's folder")
+    plot.add_argument("--out", help="picture to write (default: learning_curve.png in the run)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""What a run is, in values that a checkpoint must agree with before it is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+__all__ = ["actor_semantics", "run_identity"]
+
+
+def run_identity(
+    *, task: str, obs_groups: Mapping[str, int], critic_obs: str, actor: nn.Module
+) -> dict[str, Any]:
+    """The identity of a run, for :class:`~unilab.trainers.Checkpointer` and ``run_config.json``.
+
+    Args:
+        task: name of the task.
+        obs_groups: width of each observation group that the environment publishes.
+        critic_obs: the group that the critic reads.
+        actor: the actor that is optimised.
+    """
+    return {
+        "checkpoint_version": 1,
+        "task": task,
+        "obs_groups": dict(obs_groups),
+        "critic_obs": critic_obs,
+        "actor_semantics": actor_semantics(actor),
+    }
+
+
+def actor_semantics(actor: Any) -> dict[str, Any]:
+    """What the weights of the built-in actor mean: what they read and what they write."""
+    return {
+        "schema_version": 1,
+        "kind": "flashsac",
+        "builder": None,
+        "kwargs": {},
+        "obs_dim": actor.obs_dim,
+        "action_dim": actor.action_dim,
+        "action_transform": actor.action_transform_id,
+    }

@@ -1,0 +1,101 @@
+"""The environment under TorchRL's own code (0001-C5, 0011-C1)."""
+
+import pytest
+import torch
+from envs.tables import go2, twins
+from torchrl.collectors import Collector
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+from torchrl.envs import RewardSum, StepCounter, TransformedEnv, check_env_specs
+from torchrl.envs.transforms import Compose, InitTracker, ObservationNorm
+
+import unilab
+
+
+@pytest.mark.parametrize("task", unilab.registry.names())
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_every_task_passes_check_env_specs(task, num_envs):
+    env = unilab.make(task, num_envs=num_envs, seed=0, overrides={"num_threads": 1})
+    check_env_specs(env)
+    env.close()
+
+
+def test_rollout_gives_one_row_an_environment_and_one_column_a_step(tmp_path):
+    env = twins(tmp_path, 3)
+    data = env.rollout(12, break_when_any_done=False)
+    assert data.batch_size == (3, 12)
+    assert data["obs"].shape == data["next", "obs"].shape == (3, 12, 4)
+    for key in ("reward", "done", "terminated", "truncated"):
+        assert data["next", key].shape == (3, 12, 1), key
+    # Episodes last 5 steps: the 5th and the 10th step of every row are the last of theirs.
+    assert data["next", "truncated"][0, :, 0].nonzero().flatten().tolist() == [4, 9]
+
+
+def test_rollout_stops_at_the_first_done(tmp_path):
+    assert twins(tmp_path).rollout(100).shape == (4, 5)
+
+
+def test_the_collector_runs_over_resets_into_a_replay_buffer():
+    env = go2(4, episode_length_s=0.08)  # 4 steps
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(100), batch_size=8)
+    collector = Collector(env, None, frames_per_batch=24, total_frames=72)
+    batches = []
+    for data in collector:
+        batches.append(data)
+        buffer.extend(data.reshape(-1))
+    collector.shutdown()
+    assert [b.shape for b in batches] == [(4, 6)] * 3
+    data = torch.cat(batches, 1)
+    done = data["next", "done"][..., 0]
+    assert int(done.sum()) == 4 * 4
+    # Within an episode the next observation is the following root; after its end it is not.
+    same = (data["critic"][:, 1:] == data["next", "critic"][:, :-1]).all(-1)
+    assert torch.equal(same, ~done[:, :-1])
+    assert buffer.sample()["obs"].shape == (8, 45)
+
+
+def test_transforms_see_episodes_begin_and_end(tmp_path):
+    env = TransformedEnv(twins(tmp_path, 3), Compose(StepCounter(), RewardSum(), InitTracker()))
+    check_env_specs(env)
+    data = env.rollout(11, break_when_any_done=False)
+    assert data["step_count"][0, :, 0].tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0]
+    assert data["is_init"][0, :, 0].nonzero().flatten().tolist() == [0, 5, 10]
+    sums = data["next", "episode_reward"]
+    torch.testing.assert_close(sums[:, 4], data["next", "reward"][:, :5].sum(1))
+    torch.testing.assert_close(sums[:, 9], data["next", "reward"][:, 5:10].sum(1))
+
+
+def test_observations_may_be_transformed(tmp_path):
+    norm = ObservationNorm(loc=1.0, scale=2.0, in_keys=["obs"], standard_normal=False)
+    env, plain = TransformedEnv(twins(tmp_path), norm), twins(tmp_path)
+    torch.manual_seed(0)
+    seen = env.rollout(11, break_when_any_done=False)
+    torch.manual_seed(0)
+    raw = plain.rollout(11, break_when_any_done=False)
+    for key in ("obs", ("next", "obs")):
+        torch.testing.assert_close(seen[key], raw[key] * 2.0 + 1.0)
+
+
+def test_a_gradient_of_the_action_does_not_enter_the_environment(tmp_path):
+    env = twins(tmp_path)
+    root = env.reset().set("action", torch.zeros(4, 2, requires_grad=True) * 1.0)
+    data, root = env.step_and_maybe_reset(root)
+    assert not data["next", "obs"].requires_grad
+    assert not data["next", "reward"].requires_grad
+    assert not env.action_manager.action.requires_grad
+
+
+def test_pytorchs_threads_are_as_before_after_a_step_and_after_a_failure(tmp_path):
+    env = twins(tmp_path)
+    outside = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        root = env.reset()
+        assert torch.get_num_threads() == 2
+        env.step(root.set("action", torch.zeros(4, 2)))
+        assert torch.get_num_threads() == 2
+        env.backend.get_state_views()["qpos"][0] = torch.nan
+        with pytest.raises(FloatingPointError):
+            env.step(root)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(outside)

@@ -1,0 +1,275 @@
+"""One step, one reset: terminal observations, partial resets, time limits (0011-C3 to C10)."""
+
+import numpy as np
+import pytest
+import torch
+from envs.tables import act, drive, go2, physics_state, twins
+from tensordict import TensorDict
+
+from unilab.envs import TerminationTermCfg, mdp
+from unilab.errors import ConfigError, EnvFaultedError, NonFiniteError
+
+HEIGHT = 3.0  # scale of the height in Go2's critic observation, its last column
+
+
+def fallen(env, row=2, height=0.12):
+    """Put one robot too low before the next step."""
+    env.backend.get_state_views()["qpos"][row, 2] = height
+
+
+def test_a_done_row_keeps_its_terminal_observation_and_the_root_is_post_reset():
+    env = go2()
+    root = act(env, env.reset())
+    fallen(env)
+    data, root = env.step_and_maybe_reset(root)
+    assert data["next", "done"][:, 0].tolist() == [False, False, True, False]
+    assert data["next", "critic"][2, -1] < 0.15 * HEIGHT
+    assert root["critic"][2, -1] == pytest.approx(0.32 * HEIGHT)
+    assert not torch.equal(data["next", "obs"][2], root["obs"][2])
+    for row in (0, 1, 3):
+        for key in ("obs", "critic"):
+            assert torch.equal(data["next", key][row], root[key][row])
+
+
+def test_the_terminal_observation_is_that_of_the_terminal_state():
+    """Bit for bit what an environment shows that ends for no reason."""
+    endless = {"time_out": TerminationTermCfg(func=mdp.time_out, time_out=True)}
+    ending, going_on = go2(), go2(terminations=endless)
+    nexts = []
+    for env in (ending, going_on):
+        root = act(env, env.reset())
+        fallen(env)
+        nexts.append(env.step_and_maybe_reset(root)[0]["next"])
+    assert nexts[0]["terminated"][2] != nexts[1]["terminated"][2]
+    for key in ("obs", "critic"):
+        assert torch.equal(nexts[0][key], nexts[1][key]), key
+
+
+def test_what_was_returned_is_never_written_again():
+    env = go2(4, episode_length_s=0.06)  # every third step ends all episodes
+    draw = torch.Generator().manual_seed(0)
+    root = env.reset()
+    kept, copies = [], []
+    for step in range(10):
+        root.set("action", torch.rand(env.action_spec.shape, generator=draw) * 2 - 1)
+        if step % 4 == 1:
+            fallen(env, row=1)
+        data, root = env.step_and_maybe_reset(root)
+        for td in (data, root):
+            kept.append(td.copy())  # the same tensors
+            copies.append(td.clone())
+    env.reset()
+    for td, copy in zip(kept, copies, strict=True):
+        for key in copy.keys(True, True):
+            assert torch.equal(td[key], copy[key]), key
+
+
+def test_a_partial_reset_leaves_the_other_rows_bitwise_untouched():
+    env = go2()
+    root = drive(env, 6)[:, -1]["next"].exclude("reward")
+    before, physics = root.clone(), physics_state(env)
+    command = env.command_manager.get_command("base_velocity").clone()
+    lengths, sums = env.episode_length.clone(), env.reward_manager.episode_sums.clone()
+    mask = torch.tensor([[False], [True], [False], [True]])
+    root = env.reset(root.set("_reset", mask))
+    kept, reset = [0, 2], [1, 3]
+    for key in ("obs", "critic", "done", "terminated", "truncated"):
+        assert torch.equal(root[key][kept], before[key][kept]), key
+    assert torch.equal(physics_state(env)[kept], physics[kept])
+    assert torch.equal(env.command_manager.get_command("base_velocity")[kept], command[kept])
+    assert torch.equal(env.episode_length[kept], lengths[kept])
+    assert torch.equal(env.reward_manager.episode_sums[:, kept], sums[:, kept])
+    assert not torch.equal(root["obs"][reset], before["obs"][reset])
+    assert env.episode_length[reset].tolist() == [0, 0]
+    assert not env.reward_manager.episode_sums[:, reset].any()
+    assert not env.action_manager.action[reset].any()
+
+
+def test_a_neighbours_reset_does_not_change_a_rows_future():
+    futures = []
+    for fall in (False, True):
+        env = go2(terminations={})
+        root = act(env, env.reset())
+        if fall:
+            env.reset(TensorDict({"_reset": torch.tensor([0, 1, 0, 0]).bool()}, [4]))
+        for _ in range(5):
+            _, root = env.step_and_maybe_reset(act(env, root, 0.3))
+        futures.append(physics_state(env))
+    assert torch.equal(futures[0][[0, 2, 3]], futures[1][[0, 2, 3]])
+    assert not torch.equal(futures[0][1], futures[1][1])
+
+
+def test_a_reset_of_no_row_changes_nothing(tmp_path):
+    env = twins(tmp_path)
+    root = env.reset()
+    physics, generator = physics_state(env), env.generator.get_state()
+    again = env.reset(root.clone().set("_reset", torch.zeros(4, 1, dtype=torch.bool)))
+    assert torch.equal(again["obs"], root["obs"])
+    assert torch.equal(physics_state(env), physics)
+    assert torch.equal(env.generator.get_state(), generator)
+
+
+@pytest.mark.parametrize(
+    ("mask", "given"),
+    [
+        (torch.tensor([0, 1, 0, 0]), r"torch.int64 of shape \(4,\)"),
+        (torch.zeros(4, 2, dtype=torch.bool), r"torch.bool of shape \(4, 2\)"),
+    ],
+)
+def test_a_reset_mask_of_another_kind_is_refused(tmp_path, mask, given):
+    env = twins(tmp_path)
+    root = env.reset().set("_reset", mask)
+    with pytest.raises(ConfigError, match=rf"_reset is {given}: expected a torch.bool mask"):
+        env.reset(root)
+
+
+def test_a_time_limit_truncates_at_its_last_step_and_does_not_terminate(tmp_path):
+    env = twins(tmp_path)
+    assert env.max_episode_length == 5
+    data = drive(env, 11)["next"]
+    assert data["truncated"][:, :, 0].nonzero()[:, 1].tolist() == [4, 9] * 4
+    assert not data["terminated"].any()
+    assert torch.equal(data["done"], data["truncated"])
+
+
+def test_a_failure_terminates_and_does_not_truncate():
+    env = go2()
+    root = act(env, env.reset())
+    fallen(env)
+    data = env.step(root)["next"]
+    assert data["terminated"][:, 0].tolist() == [False, False, True, False]
+    assert not data["truncated"].any()
+
+
+def test_a_failure_at_the_time_limit_is_both():
+    env = go2(episode_length_s=0.04)  # 2 steps
+    data, root = env.step_and_maybe_reset(act(env, env.reset()))
+    assert not data["next", "done"].any()
+    fallen(env)
+    data = env.step(act(env, root))["next"]
+    assert data["truncated"][:, 0].tolist() == [True] * 4
+    assert data["terminated"][:, 0].tolist() == [False, False, True, False]
+    assert data["done"].all()
+
+
+def test_a_step_without_reset_goes_on_from_the_terminal_state():
+    """TorchRL's plain ``step`` resets nothing: that is the caller's choice."""
+    env = go2()
+    root = act(env, env.reset())
+    fallen(env)
+    env.step(root)
+    assert env.step(act(env, root))["next", "terminated"][2]
+
+
+BAD_ACTIONS = {
+    "width": (torch.zeros(4, 3), ConfigError, r"shape \(4, 3\): expected \(4, 2\)"),
+    "dtype": (
+        torch.zeros(4, 2, dtype=torch.float64),
+        ConfigError,
+        r"dtype torch.float64: expected torch.float32; use action.float\(\)",
+    ),
+    "device": (
+        torch.zeros(4, 2, device="meta"),
+        ConfigError,
+        r"is on meta: expected cpu; use action.to\(env.device\)",
+    ),
+    "nan": (
+        torch.tensor([[0.0, 0.0], [0.0, torch.nan], [0.0, 0.0], [torch.inf, 0.0]]),
+        NonFiniteError,
+        r"not finite \(first rows: \[1, 3\]\)",
+    ),
+    "both infinities": (
+        torch.tensor([[torch.inf, -torch.inf], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]),
+        NonFiniteError,
+        r"not finite \(first rows: \[0\]\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_ACTIONS)
+def test_a_bad_action_is_refused_before_anything_moves(tmp_path, kind):
+    action, error, message = BAD_ACTIONS[kind]
+    env = twins(tmp_path)
+    root = env.reset()
+    physics, generator = physics_state(env), env.generator.get_state()
+    with pytest.raises(error, match=message):
+        env._step(TensorDict({"action": action}, [4]))
+    assert torch.equal(physics_state(env), physics)
+    assert torch.equal(env.generator.get_state(), generator)
+    assert env.export_training_state()["control_steps"] == 0
+    assert not env.action_manager.action.any()
+    assert env.step(act(env, root))["next", "obs"].isfinite().all()
+
+
+def test_a_large_finite_action_is_an_action(tmp_path):
+    """Its sum overflows; that is no NaN."""
+    env = twins(tmp_path)
+    action = torch.full((4, 2), 3e38)
+    assert env._validated(action) is action
+
+
+def test_a_step_without_an_action_is_refused(tmp_path):
+    env = twins(tmp_path)
+    with pytest.raises(ConfigError, match=r"no 'action': set one, or call env.rand_action\(td\)"):
+        env.step(env.reset())
+
+
+def test_control_steps_are_exported_and_imported(tmp_path):
+    env, other = twins(tmp_path), twins(tmp_path)
+    drive(env, 7)
+    state = env.export_training_state()
+    assert state == {"version": 1, "control_steps": 7}
+    other.import_training_state(state)
+    drive(other, 2)
+    assert other.export_training_state() == {"version": 1, "control_steps": 9}
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({"version": 2, "control_steps": 1}, r"version 2: expected 1"),
+        ({"control_steps": 1}, r"version None: expected 1"),
+        ({"version": 1, "control_steps": -1}, r"control_steps -1: expected a non-negative integer"),
+        ({"version": 1, "control_steps": True}, r"control_steps True: expected a non-negative"),
+        ({"version": 1, "control_steps": 1.5}, r"control_steps 1.5: expected a non-negative"),
+        ({"version": 1}, r"control_steps None: expected a non-negative integer"),
+    ],
+)
+def test_a_training_state_that_does_not_fit_is_refused_whole(tmp_path, state, message):
+    env = twins(tmp_path)
+    drive(env, 3)
+    with pytest.raises(ConfigError, match=message):
+        env.import_training_state(state)
+    assert env.export_training_state() == {"version": 1, "control_steps": 3}
+
+
+def test_closing_twice_is_harmless_and_a_closed_environment_says_so(tmp_path):
+    env = twins(tmp_path)
+    root = act(env, env.reset())
+    env.close()
+    env.close()
+    with pytest.raises(EnvFaultedError, match="the environment is closed: make a new one"):
+        env.step(root)
+    with pytest.raises(EnvFaultedError, match="the environment is closed: make a new one"):
+        env.reset()
+
+
+def test_the_order_of_a_step_is_physics_terminations_rewards_observations(tmp_path):
+    """0011-C7: terminations see the new state, rewards the terminations, observations the state."""
+    env = twins(tmp_path, events={})
+    views = env.backend.get_state_views()
+    root = act(env, env.reset(), 0.4)
+    views["qpos"][1] = torch.tensor([2.6, 2.6])
+    data = env.step(root)["next"]
+    pos = views["qpos"].float()
+    assert data["terminated"][:, 0].tolist() == (pos.abs() > 2.5).any(1).tolist()
+    torch.testing.assert_close(data["obs"][:, :2], pos - torch.tensor([0.3, 0.2]))
+    rate = -views["qvel"].float().square().sum(1) - 0.5 * 2 * 0.4**2
+    torch.testing.assert_close(data["reward"][:, 0], rate * env.step_dt)
+
+
+def test_a_numpy_action_is_refused(tmp_path):
+    env = twins(tmp_path)
+    env.reset()
+    with pytest.raises((ConfigError, TypeError, AttributeError)):
+        env._validated(np.zeros((4, 2), dtype=np.float32))

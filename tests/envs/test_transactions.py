@@ -1,0 +1,203 @@
+"""A reset is one transaction: before its commit it changes nothing, after it there is no way back.
+
+0011-C11 to C13, with resets and observations that really fail.
+"""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from envs.tables import ON_TWINS, act, drive, physics_state, twins, twins_cfg
+
+from unilab.envs import EventTermCfg, ManagerBasedRlEnv, ObservationTermCfg, RewardTermCfg
+from unilab.errors import ConfigError, EnvFaultedError, NonFiniteError
+
+
+@dataclass
+class Fuse:
+    """Fails once it is blown: a term of any kind."""
+
+    blown: bool = False
+    error: type[BaseException] = ZeroDivisionError
+
+    def check(self) -> None:
+        if self.blown:
+            raise self.error("the fuse has blown")
+
+
+def fused_event(env, env_ids, fuse, asset_cfg=None):
+    # Draws and stages before it fails: the worst moment.
+    torch.rand(3, generator=env.generator)
+    env.scene["twins"].write_joint_state(torch.zeros(2), torch.zeros(2))
+    fuse.check()
+
+
+def fused_value(env, fuse, asset_cfg=None):
+    fuse.check()
+    return torch.zeros(env.num_envs, 1)
+
+
+def fused_rate(env, fuse):
+    fuse.check()
+    return torch.zeros(env.num_envs)
+
+
+def with_event(folder, fuse, **kwargs) -> ManagerBasedRlEnv:
+    cfg = twins_cfg(folder)
+    event = EventTermCfg(
+        func=fused_event, params={"fuse": fuse, **ON_TWINS}, **{"mode": "reset", **kwargs}
+    )
+    return ManagerBasedRlEnv(replace(cfg, events={**cfg.events, "fuse": event}), num_envs=4, seed=0)
+
+
+def with_observation(folder, fuse) -> ManagerBasedRlEnv:
+    cfg = twins_cfg(folder)
+    term = ObservationTermCfg(func=fused_value, params={"fuse": fuse})
+    group = replace(cfg.observations["obs"], terms={**cfg.observations["obs"].terms, "fuse": term})
+    return ManagerBasedRlEnv(replace(cfg, observations={"obs": group}), num_envs=4, seed=0)
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+def test_a_failure_before_the_commit_leaves_the_environment_as_it_was(tmp_path, error):
+    fuse, spared = Fuse(error=error), Fuse()
+    env, other = with_event(tmp_path, fuse), with_event(tmp_path, spared)
+    for e in (env, other):
+        drive(e, 8)
+    physics, generator = physics_state(env), env.generator.get_state()
+    lengths, sums = env.episode_length.clone(), env.reward_manager.episode_sums.clone()
+    fuse.blown = True
+    with pytest.raises(error):
+        env.reset()
+    assert torch.equal(physics_state(env), physics)
+    assert torch.equal(env.generator.get_state(), generator)
+    assert torch.equal(env.episode_length, lengths)
+    assert torch.equal(env.reward_manager.episode_sums, sums)
+    # It goes on as if nothing had been tried.
+    fuse.blown = False
+    assert torch.equal(drive(env, 8)["obs"], drive(other, 8)["obs"])
+
+
+def test_a_reset_of_done_rows_that_fails_before_its_commit_can_be_made_again(tmp_path):
+    fuse = Fuse()
+    env = with_event(tmp_path, fuse)
+    root = act(env, env.reset())
+    for _ in range(4):
+        _, root = env.step_and_maybe_reset(act(env, root))
+    fuse.blown = True
+    with pytest.raises(ZeroDivisionError):
+        env.step_and_maybe_reset(act(env, root))
+    fuse.blown = False
+    assert env.episode_length.tolist() == [5, 5, 5, 5]
+    root = env.reset()
+    assert env.step(act(env, root))["next", "obs"].isfinite().all()
+
+
+def stage_nan(env, env_ids, asset_cfg=None, rows=()):
+    pos = torch.zeros(env_ids.shape[0], 2)
+    pos[[i for i, row in enumerate(env_ids.tolist()) if row in rows]] = torch.nan
+    env.scene["twins"].write_joint_state(pos, torch.zeros(2))
+
+
+def test_a_staged_state_that_is_not_finite_is_refused_whole(tmp_path):
+    rows: list[int] = []
+    event = EventTermCfg(func=stage_nan, mode="reset", params={"rows": rows})
+    env = twins(tmp_path, events={"bad": event})
+    drive(env, 3)
+    physics = physics_state(env)
+    rows.append(2)
+    with pytest.raises(
+        NonFiniteError, match=r"staged non-finite state for rows \[2\]: nothing was"
+    ):
+        env.reset()
+    assert torch.equal(physics_state(env), physics)
+    rows.clear()
+    assert env.reset()["obs"].isfinite().all()
+
+
+def test_a_failure_after_the_commit_faults_the_environment(tmp_path):
+    fuse = Fuse()
+    env = with_observation(tmp_path, fuse)
+    root = act(env, env.reset())
+    env.step(root)
+    fuse.blown = True
+    with pytest.raises(ZeroDivisionError, match="the fuse has blown"):
+        env.reset()
+    fuse.blown = False
+    for call in (env.reset, lambda: env.step(root)):
+        with pytest.raises(
+            EnvFaultedError,
+            match=r"failed earlier, in a reset after 1 control steps "
+            r"\(ZeroDivisionError: the fuse has blown\); its state is undefined: make a new one",
+        ):
+            call()
+
+
+def test_a_failure_once_physics_has_moved_faults_the_environment(tmp_path):
+    fuse = Fuse()
+    env = twins(
+        tmp_path,
+        rewards={"fuse": RewardTermCfg(func=fused_rate, weight=1.0, params={"fuse": fuse})},
+    )
+    root = act(env, env.reset())
+    fuse.blown = True
+    with pytest.raises(ZeroDivisionError) as caught:
+        env.step(root)
+    assert "in a step after 1 control steps and can no longer be used" in caught.value.__notes__[0]
+    with pytest.raises(EnvFaultedError, match="in a step after 1 control steps") as later:
+        env.reset()
+    assert later.value.__cause__ is caught.value
+
+
+def test_a_faulted_environment_can_still_be_saved_and_closed(tmp_path):
+    fuse = Fuse()
+    env = with_observation(tmp_path, fuse)
+    root = act(env, env.reset())
+    fuse.blown = True
+    with pytest.raises(ZeroDivisionError):
+        env.step(root)
+    assert env.export_training_state() == {"version": 1, "control_steps": 1}
+    env.close()
+
+
+def test_an_interval_event_that_fails_faults_the_environment(tmp_path):
+    fuse = Fuse()
+    env = with_event(tmp_path, fuse, mode="interval", interval_range_s=(0.02, 0.02))
+    root = act(env, env.reset())
+    fuse.blown = True
+    with pytest.raises(ZeroDivisionError):
+        env.step(root)
+    with pytest.raises(EnvFaultedError, match="the fuse has blown"):
+        env.reset()
+
+
+def test_physics_that_raises_faults_the_environment_with_rows_and_message(tmp_path):
+    env = twins(tmp_path)
+    root = act(env, env.reset())
+    env.backend.expand("eq_type")[[1, 3]] = 99  # a constraint type that MuJoCo does not know
+    message = r"MuJoCo raised in 2 of 4 environments \(rows 1, 3\): .*constraint"
+    with pytest.raises(EnvFaultedError, match=message):
+        env.step(root)
+    with pytest.raises(EnvFaultedError, match=rf"failed earlier.*{message}"):
+        env.reset()
+
+
+def test_physics_that_diverges_faults_the_environment_with_fields_and_rows(tmp_path):
+    env = twins(tmp_path)
+    root = act(env, env.reset())
+    env.backend.get_state_views()["qpos"][3] = torch.nan
+    with pytest.raises(NonFiniteError, match=r"non-finite values .*'twins.joint_pos': \[3\]"):
+        env.step(root)
+    with pytest.raises(EnvFaultedError, match="failed earlier"):
+        env.step(root)
+
+
+def test_state_can_be_written_only_while_an_event_runs(tmp_path):
+    env = twins(tmp_path)
+    env.reset()
+    with pytest.raises(ConfigError, match="state can be written only by an event term"):
+        env.scene["twins"].write_joint_state(torch.zeros(2), torch.zeros(2))
+
+
+def test_an_event_that_cannot_run_fails_at_construction(tmp_path):
+    with pytest.raises(ZeroDivisionError):
+        with_event(tmp_path, Fuse(blown=True))

@@ -1,0 +1,148 @@
+"""The code of the guide runs as it stands."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from docs.pages import REPOSITORY, blocks
+from torchrl.envs import check_env_specs
+
+import unilab
+from unilab import registry
+from unilab.errors import ConfigError
+
+TINY = [
+    "algo.num_envs=8",
+    "algo.batch_size=32",
+    "algo.learning_starts=64",
+    "algo.total_frames=160",
+    "algo.algo_params.actor_hidden_dim=16",
+    "algo.algo_params.critic_hidden_dim=16",
+    "algo.algo_params.compile=false",
+    "training.eval_num_envs=2",
+    "training.eval_interval=null",
+    "training.num_threads=1",
+    "env.episode_length_s=0.5",
+]
+
+
+def test_compose_page_runs_from_top_to_bottom() -> None:
+    names: dict = {}
+    for block in blocks("guide/compose.md", "python"):
+        exec(compile(block, "docs/guide/compose.md", "exec"), names)
+
+    assert names["learner"].update_count == 16  # four steps for each of the four batches
+    assert all(bool(v.isfinite()) for v in names["metrics"].values())
+    assert len(names["buffer"]) == 1280
+    assert all(bool(v.isfinite().all()) for v in names["losses"].values())
+
+
+def test_tasks_page_override_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    block, _ = blocks("guide/tasks.md", "python")
+    names: dict = {}
+    exec(compile(block, "docs/guide/tasks.md", "exec"), names)
+
+    assert "-0.02" in capsys.readouterr().out
+    assert names["env"].max_episode_length == 500
+
+
+@pytest.fixture
+def crane_files(tmp_path: Path) -> Path:
+    """The page's model, task and settings, saved as it says."""
+    _, source = blocks("guide/tasks.md", "python")
+    (model,) = blocks("guide/tasks.md", "xml")
+    (settings,) = blocks("guide/tasks.md", "yaml")
+    (tmp_path / "crane.py").write_text(source)
+    (tmp_path / "crane.xml").write_text(model)
+    (tmp_path / "conf" / "task").mkdir(parents=True)
+    (tmp_path / "conf" / "task" / "crane.yaml").write_text(settings)
+    return tmp_path
+
+
+@pytest.fixture
+def crane(crane_files: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The task's module, imported as a user would; the registry is left as it was."""
+    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
+    spec = importlib.util.spec_from_file_location("crane", crane_files / "crane.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "crane", module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_own_task_is_registered_and_passes_torchrls_spec_check(crane: ModuleType) -> None:
+    env = unilab.make("crane", num_envs=8, seed=0)
+    check_env_specs(env)
+    env.close()
+
+    assert "crane" in registry.names()
+    assert registry.dims("crane").critic == registry.dims("crane").obs + 3
+    assert registry.describe("crane").startswith("Bring a crane's load")
+
+
+def test_own_task_pays_by_the_loads_distance_from_the_middle(crane: ModuleType) -> None:
+    env = unilab.make("crane", num_envs=8, seed=0)
+    zero = env.full_action_spec["action"].zero()
+    data = env.rollout(1, lambda td: td.set("action", zero))
+    manager = env.reward_manager
+    paid = manager.episode_sums[manager.term_names.index("delivered")]
+    hook_x = data["next", "critic"][:, 0, -3]
+    env.close()
+
+    torch.testing.assert_close(paid, env.step_dt * torch.exp(-((hook_x / 0.5) ** 2)))
+    assert hook_x.std() > 0.1
+
+
+def test_own_task_derails_past_the_end_of_its_rail(crane: ModuleType) -> None:
+    env = unilab.make("crane", num_envs=8, seed=0)
+    full = torch.ones(8, 1)
+    data = env.rollout(400, lambda td: td.set("action", full), break_when_any_done=False)
+    env.close()
+
+    assert data["next", "terminated"].any(1).all()
+
+
+def test_own_tasks_factory_pickles(crane: ModuleType) -> None:
+    make = pickle.loads(pickle.dumps(registry.factory("crane", num_envs=2, seed=0)))
+    env = make()
+
+    assert env.batch_size == torch.Size([2])
+    env.close()
+
+
+def test_a_name_that_is_taken_is_refused(crane: ModuleType) -> None:
+    with pytest.raises(ConfigError, match="'crane' exists already: choose another name"):
+        registry.register("crane", crane.crane)
+
+
+def test_own_task_trains_with_the_edited_script(crane_files: Path) -> None:
+    script = (REPOSITORY / "examples" / "train_flashsac.py").read_text()
+    assert script.count("\nimport unilab\n") == 1
+    edited = script.replace("\nimport unilab\n", "\nimport crane\nimport unilab\n")
+    (crane_files / "train_flashsac.py").write_text(edited)
+    *_, command = blocks("guide/tasks.md", "bash")
+    interpreter, *arguments = command.split()
+    assert interpreter == "python"
+    done = subprocess.run(
+        [sys.executable, *arguments, *TINY, "training.run_dir=run"],
+        cwd=crane_files,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+    assert done.returncode == 0, done.stderr
+    config = json.loads((crane_files / "run" / "run_config.json").read_text())
+    assert config["config"]["task"] == "crane"
+    assert config["critic_obs"] == "critic"
+    assert list((crane_files / "run" / "checkpoints").iterdir())

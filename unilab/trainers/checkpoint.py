@@ -190,11 +190,21 @@ class Checkpointer:
                 if name in states:
                     self._components[name].load_state_dict(states[name])
         except Exception as error:
-            for name, state in before.items():
-                self._components[name].load_state_dict(state)
-            raise CheckpointError(
-                f"checkpoint {path} was refused ({error}). Everything is as it was before"
-            ) from error
+            stuck = [name for name, state in before.items() if not self._put_back(name, state)]
+            after = (
+                f"{', '.join(stuck)} did not take the state before either: start anew"
+                if stuck
+                else "Everything is as it was before"
+            )
+            raise CheckpointError(f"checkpoint {path} was refused ({error}). {after}") from error
+
+    def _put_back(self, name: str, state: Any) -> bool:
+        try:
+            self._components[name].load_state_dict(state)
+        except Exception:
+            # The error that matters is the one that made this necessary.
+            return False
+        return True
 
 
 class EnvTrainingState:

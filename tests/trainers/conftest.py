@@ -1,0 +1,139 @@
+"""A whole training set-up, real in every part and small enough for tests."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDictBase
+from torchrl.collectors import Collector
+from torchrl.envs import InitTracker, TransformedEnv
+
+import unilab
+from unilab.data import RewardNormalizer, make_replay_buffer
+from unilab.modules import FlashSACActor, FlashSACCritic, FlashSACPolicy
+from unilab.objectives import FlashSACLoss
+from unilab.trainers import (
+    Checkpointer,
+    Counters,
+    EnvTrainingState,
+    FlashSACLearner,
+    OffPolicyRunner,
+    ReplayContents,
+    run_identity,
+)
+
+NUM_ENVS = 4
+
+
+class Session:
+    """What examples/train_flashsac.py assembles, on the pendulum with tiny networks."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        seed: int = 0,
+        hidden_dim: int = 8,
+        save_replay: bool = True,
+        keep: int = 3,
+        **identity: Any,
+    ) -> None:
+        torch.manual_seed(seed)
+        self.collectors: list[Collector] = []
+        self.env = unilab.make("pendulum_swingup", num_envs=NUM_ENVS, seed=seed)
+        self.actor = FlashSACActor(3, 1, hidden_dim, num_blocks=1)
+        critic = FlashSACCritic(3, 1, hidden_dim, num_blocks=1, num_bins=11)
+        loss = FlashSACLoss(self.actor, critic, gamma=0.9)
+        loss.set_keys(critic_obs="obs")
+        self.policy = FlashSACPolicy(self.actor)
+        self.learner = FlashSACLearner(loss, decay_steps=50)
+        self.buffer = make_replay_buffer(1000, batch_size=16)
+        self.rewards = RewardNormalizer(0.9)
+        state = {
+            "learner": self.learner,
+            "rewards": self.rewards,
+            "env": EnvTrainingState(self.env),
+        }
+        if save_replay:
+            state["replay"] = ReplayContents(self.buffer)
+        base = run_identity(
+            task="pendulum_swingup",
+            obs_groups=self.env.obs_groups_spec,
+            critic_obs="obs",
+            actor=self.actor,
+        )
+        self.checkpointer = Checkpointer(directory, state, identity=base | identity, keep=keep)
+
+    def collector(self, ticks: int) -> Iterator[TensorDictBase]:
+        collector = Collector(
+            TransformedEnv(self.env, InitTracker()),
+            self.policy,
+            frames_per_batch=NUM_ENVS,
+            total_frames=-1,
+            trust_policy=True,
+            track_traj_ids=False,
+        )
+        # A collector closes its environment at its last frame and when it is garbage-collected.
+        self.collectors.append(collector)
+        return itertools.islice(collector, ticks)
+
+    def runner(self, ticks: int, **kwargs: Any) -> OffPolicyRunner:
+        kwargs = {"checkpointer": self.checkpointer, "learning_starts": 32} | kwargs
+        return OffPolicyRunner(
+            self.collector(ticks), self.learner, self.buffer, self.rewards, **kwargs
+        )
+
+    def train(self, ticks: int, counters: Counters | None = None, **kwargs: Any) -> Counters:
+        counters = counters if counters is not None else Counters()
+        self.runner(ticks, counters=counters, **kwargs).run()
+        return counters
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Every tensor and number that a checkpoint holds, by path, and torch's generator."""
+        parts = {
+            "learner": self.learner.state_dict(),
+            "rewards": self.rewards.state_dict(),
+            "env": self.env.export_training_state(),
+            "replay": ReplayContents(self.buffer).state_dict(),
+            "rng": torch.get_rng_state(),
+        }
+        return flat(parts)
+
+
+def flat(value: Any, path: str = "") -> dict[str, torch.Tensor]:
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, list | tuple):
+        items = enumerate(value)
+    else:
+        return {} if value is None or isinstance(value, str) else {path: torch.as_tensor(value)}
+    leaves: dict[str, torch.Tensor] = {}
+    for key, inner in items:
+        leaves |= flat(inner, f"{path}.{key}")
+    return {key: leaf.clone() for key, leaf in leaves.items()}
+
+
+def differing(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> list[str]:
+    """Paths whose values are not bit for bit the same."""
+    return [k for k in {**a, **b} if k not in a or k not in b or not torch.equal(a[k], b[k])]
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Callable[..., Session]:
+    """Builds a session; all of a test share one checkpoint folder."""
+    torch.set_num_threads(1)
+
+    def build(**kwargs: Any) -> Session:
+        return Session(tmp_path / "checkpoints", **kwargs)
+
+    return build
+
+
+@pytest.fixture(name="differing")
+def _differing() -> Callable[..., list[str]]:
+    return differing

@@ -1,0 +1,257 @@
+"""Checkpoints: complete, atomic, rotated, refused whole."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from unilab.errors import CheckpointError
+from unilab.trainers import Checkpointer, Counters
+
+TICKS = 20
+
+
+def test_after_loading_everything_is_bit_for_bit_what_was_saved(session, differing):
+    saved = session()
+    counters = saved.train(TICKS)
+    assert saved.learner.update_count > 0
+    state = saved.state()
+
+    loaded = session(seed=1)
+    assert differing(state, loaded.state())
+    back = loaded.checkpointer.load()
+
+    assert differing(state, loaded.state()) == []
+    assert back == counters
+    assert back.frames == 4 * TICKS
+
+
+def test_a_resumed_run_goes_on_bit_for_bit_from_fresh_episodes(session, differing):
+    straight = session()
+    counters = straight.train(TICKS)
+    resumed = session(seed=1)
+    resumed_counters = resumed.checkpointer.load()
+
+    # Episodes are not part of a checkpoint: both begin them anew, from the same seed.
+    states = []
+    for run, at in ((straight, counters), (resumed, resumed_counters)):
+        resumed_rng = torch.get_rng_state()
+        run.env.set_seed(7)
+        run.train(TICKS, at, checkpointer=None)
+        states.append(run.state())
+        torch.set_rng_state(resumed_rng)
+
+    assert states[0][".learner.update_count"] > TICKS
+    assert differing(*states) == []
+
+
+def test_without_replay_contents_the_rest_is_restored(session, differing):
+    saved = session(save_replay=False)
+    saved.train(TICKS)
+    loaded = session(seed=1, save_replay=False)
+    loaded.checkpointer.load()
+    different = differing(saved.state(), loaded.state())
+    assert len(loaded.buffer) == 0
+    assert all(path.startswith(".replay.") for path in different)
+
+
+def test_replay_contents_may_be_absent_from_a_checkpoint(session):
+    session(save_replay=False).train(TICKS)
+    loaded = session(seed=1, save_replay=True)
+    assert loaded.checkpointer.load().frames == 4 * TICKS
+    assert len(loaded.buffer) == 0
+
+
+def test_only_the_newest_are_kept(session, tmp_path):
+    run = session(keep=2)
+    for frames in (10, 20, 30):
+        run.checkpointer.save(Counters(frames=frames))
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert [int(name.split("-")[1]) for name in names] == [20, 30]
+    assert run.checkpointer.latest().name == names[-1]
+
+
+def test_saving_twice_at_one_step_replaces_the_checkpoint(session):
+    run = session()
+    run.checkpointer.save(Counters(frames=10, minutes=1.0))
+    run.checkpointer.save(Counters(frames=10, minutes=2.0))
+    assert run.checkpointer.load().minutes == 2.0
+
+
+def test_an_empty_folder_cannot_be_continued(session):
+    with pytest.raises(CheckpointError, match=r"holds no complete checkpoint.*start a new one"):
+        session().checkpointer.load()
+
+
+@pytest.mark.parametrize(
+    ("identity", "message"),
+    [
+        ({"task": "cartpole_swingup"}, "task is 'pendulum_swingup' there and 'cartpole_swingup'"),
+        ({"obs_groups": {"obs": 4}}, "obs_groups.obs is 3 there and 4 here"),
+        ({"critic_obs": "critic"}, "critic_obs is 'obs' there and 'critic' here"),
+        ({"checkpoint_version": 2}, "checkpoint_version is 1 there and 2 here"),
+        ({"actor_semantics": {"action_dim": 2}}, "actor_semantics.action_dim is 1 there and 2"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused_whole(session, differing, identity, message):
+    session().train(TICKS)
+    other = session(seed=1, **identity)
+    before = other.state()
+    with pytest.raises(CheckpointError, match=message):
+        other.checkpointer.load()
+    assert differing(before, other.state()) == []
+
+
+def test_a_checkpoint_without_identity_is_refused(session, tmp_path):
+    run = session()
+    nameless = Checkpointer(tmp_path / "checkpoints", {"learner": run.learner}, identity={})
+    nameless.save(Counters(frames=1))
+    with pytest.raises(CheckpointError, match=r"actor_semantics.kind is None there and 'flashsac'"):
+        run.checkpointer.load()
+
+
+def test_networks_of_another_width_are_refused_whole(session, differing):
+    session().train(TICKS)
+    wider = session(seed=1, hidden_dim=16)
+    before = wider.state()
+    with pytest.raises(CheckpointError, match=r"has shape \[.*\] there and \[.*\] here"):
+        wider.checkpointer.load()
+    assert differing(before, wider.state()) == []
+
+
+@pytest.mark.parametrize(
+    ("component", "damage"),
+    [
+        *((name, "truncated") for name in ("learner", "rewards", "env", "replay", "rng")),
+        ("counters", "truncated"),
+        ("learner", "emptied"),
+        ("learner", "removed"),
+    ],
+)
+def test_a_damaged_file_is_named_and_nothing_is_loaded(session, differing, component, damage):
+    run = session()
+    run.train(TICKS)
+    path = run.checkpointer.latest()
+    (file,) = path.glob(f"components/*-{component}/state.pt")
+    if damage == "removed":
+        file.unlink()
+    else:
+        content = file.read_bytes()
+        file.write_bytes(content[: len(content) // 2] if damage == "truncated" else b"")
+    before = run.state()
+    with pytest.raises(CheckpointError, match=f"{path} is damaged.*from the one before"):
+        run.checkpointer.load()
+    assert differing(before, run.state()) == []
+
+
+def test_after_a_damaged_one_is_removed_the_one_before_continues(session):
+    run = session()
+    run.train(TICKS, checkpoint_interval=4 * TICKS // 2)
+    shutil.rmtree(run.checkpointer.latest())
+    assert session(seed=1).checkpointer.load().frames == 4 * TICKS // 2
+
+
+class _RunsCode:
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self):
+        return (Path.touch, (self.marker,))
+
+
+def test_a_file_that_carries_code_is_refused_and_the_code_does_not_run(session, tmp_path):
+    run = session()
+    run.train(TICKS)
+    (file,) = run.checkpointer.latest().glob("components/*-learner/state.pt")
+    marker = tmp_path / "code-ran"
+    torch.save(_RunsCode(marker), file)
+    with pytest.raises(CheckpointError, match="is damaged"):
+        session(seed=1).checkpointer.load()
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({"version": 2, "control_steps": 5}, "must have version 1"),
+        ({"version": 1, "control_steps": -1}, "must be a non-negative integer, got -1"),
+        ({"version": 1, "control_steps": True}, "must be a non-negative integer, got True"),
+        ({"version": 1, "control_steps": 2.0}, "must be a non-negative integer, got 2.0"),
+        ({}, "must have version 1, got {}"),
+    ],
+)
+def test_a_wrong_env_training_state_is_refused_whole(session, differing, state, message):
+    run = session()
+    run.env.export_training_state = lambda: state
+    run.checkpointer.save(Counters(frames=1))
+    other = session(seed=1)
+    before = other.state()
+    with pytest.raises(CheckpointError, match=message):
+        other.checkpointer.load()
+    assert differing(before, other.state()) == []
+
+
+def test_a_component_that_refuses_its_state_leaves_all_as_they_were(session, differing):
+    session().train(TICKS)
+    other = session(seed=1)
+    before = other.state()
+
+    take = other.env.import_training_state
+
+    def refuse_once(state):
+        other.env.import_training_state = take
+        raise ValueError("not these counters")
+
+    # Restored after learner and rewards, which have taken their new states by then.
+    other.env.import_training_state = refuse_once
+    with pytest.raises(CheckpointError, match=r"not these counters.*as it was before"):
+        other.checkpointer.load()
+    assert differing(before, other.state()) == []
+
+
+def test_a_component_that_cannot_be_put_back_is_named(session):
+    session().train(TICKS)
+    other = session(seed=1)
+
+    def refuse(state):
+        raise ValueError("not these counters")
+
+    other.env.import_training_state = refuse
+    with pytest.raises(CheckpointError, match=r"not these counters.*env did not take the state"):
+        other.checkpointer.load()
+
+
+def test_a_folder_that_cannot_be_written_is_one_clear_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    checkpointer = Checkpointer(tmp_path / "file" / "checkpoints", {}, identity={})
+    with pytest.raises(CheckpointError, match=r"no checkpoint written to .*none yet"):
+        checkpointer.save(Counters())
+
+
+_KILLED_WHILE_SAVING = """
+import os, signal, sys, torch
+from unilab.trainers import Checkpointer, Counters
+
+checkpointer = Checkpointer(sys.argv[1], {"net": torch.nn.Linear(2, 2)}, identity={})
+checkpointer.save(Counters(frames=1))
+write = torch.save
+torch.save = lambda *args, **kwargs: (write(*args, **kwargs), os.kill(os.getpid(), signal.SIGKILL))
+checkpointer.save(Counters(frames=2))
+"""
+
+
+def test_a_kill_while_saving_leaves_the_checkpoint_before_it_usable(tmp_path):
+    killed = subprocess.run(
+        [sys.executable, "-c", _KILLED_WHILE_SAVING, str(tmp_path)], capture_output=True, text=True
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    checkpointer = Checkpointer(tmp_path, {"net": torch.nn.Linear(2, 2)}, identity={})
+    assert checkpointer.load().frames == 1
+    checkpointer.save(Counters(frames=3))
+    assert checkpointer.load().frames == 3

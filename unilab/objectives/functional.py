@@ -102,9 +102,9 @@ def project_distribution(atoms: Tensor, p: Tensor, support: Tensor) -> Tensor:
     num_bins = support.shape[0]
     step = (support[-1] - support[0]) / (num_bins - 1)
     position = ((atoms - support[0]) / step).clamp(0, num_bins - 1)
-    lower = position.floor().clamp_(max=num_bins - 2)
-    upper_mass = (position - lower) * p
-    index = lower.long()
+    # A NaN becomes index 0 and shows in the mass: out of range, it would end the process on a GPU.
+    index = position.long().clamp_(0, num_bins - 2)
+    upper_mass = (position - index) * p
     out = torch.zeros_like(p)
     out.scatter_add_(1, index, p - upper_mass)
     return out.scatter_add_(1, index + 1, upper_mass)

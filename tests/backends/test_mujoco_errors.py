@@ -77,3 +77,12 @@ def test_a_diverged_environment_stays_visible(backend):
     backend.step_tensor(torch.zeros(5, 2), 4)
     finite = views["qpos"].isfinite().all(1)
     assert finite.tolist() == [True, True, True, False, True]
+
+
+def test_mujocos_warnings_go_to_the_log_and_leave_no_file(rig_model, tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    backend = MujocoBackend(rig_model, 2)
+    backend.get_state_views()["qvel"][1] = 1e12
+    backend.step_tensor(torch.zeros(2, len(backend.actuators)), 1)
+    assert "unstable" in caplog.text
+    assert list(tmp_path.iterdir()) == []

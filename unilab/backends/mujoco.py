@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Mapping
 from copy import copy
@@ -23,6 +24,7 @@ from unilab.backends.base import (
 )
 from unilab.errors import CapabilityError, ConfigError, EnvFaultedError, did_you_mean
 
+_logger = logging.getLogger(__name__)
 _STATE_FIELDS = ("qpos", "qvel", "ctrl", "act", "time", "qfrc_actuator", "actuator_force")
 _JOINT_TYPES: tuple[Literal["free", "ball", "slide", "hinge"], ...] = (
     "free",
@@ -69,6 +71,9 @@ class MujocoBackend(SimBackend):
         self.mj_model = copy(model) if isinstance(model, mujoco.MjModel) else _load(Path(model))
         # A diverged environment must stay visible as non-finite, not be reset behind our back.
         self.mj_model.opt.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_AUTORESET)
+        # Without a handler MuJoCo appends each warning to MUJOCO_LOG.TXT in the working directory.
+        if mujoco.get_mju_user_warning() is None:
+            mujoco.set_mju_user_warning(_logger.warning)
         self._batch = Batch(self.mj_model, num_envs, num_threads)
         # What a reset writes to a row. Copying it spares waking the threads for a handful of rows.
         self._fresh: np.ndarray | None = self._batch.state[0].copy()

@@ -1,0 +1,114 @@
+"""Progress lines and the closing summary."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from unilab.record import Progress, RunFolder, closing_summary, started_as
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def summary(**changes):
+    values = {
+        "frames": 500,
+        "total_frames": 1000,
+        "minutes": 2.0,
+        "metrics": {"Eval/return": 12.5, "Eval/Episode_Reward/x": 1.0},
+        "command": "unilab train",
+    }
+    return closing_summary(RunFolder(Path("runs/a b")), **(values | changes))
+
+
+def test_without_a_terminal_each_row_is_a_line_with_rate_and_eta():
+    stream = io.StringIO()
+    progress = Progress(1000, stream=stream)
+    progress.advance(250)
+    progress.show({"Train/return": 3.14159, "Train/episode_length": 20.0})
+    progress.close()
+    assert re.fullmatch(
+        r"250/1,000 steps  [\d,]+ steps/s  return 3\.142  length 20  ETA [\d:]+\n",
+        stream.getvalue(),
+    )
+
+
+def test_a_resumed_run_counts_from_where_it_stood():
+    stream = io.StringIO()
+    progress = Progress(1000, initial=600, stream=stream)
+    progress.advance(100)
+    progress.show({})
+    assert stream.getvalue().startswith("700/1,000 steps")
+
+
+def test_metrics_that_are_missing_or_nan_are_not_shown():
+    stream = io.StringIO()
+    progress = Progress(1000, stream=stream)
+    progress.show({"Train/return": float("nan")})
+    assert "return" not in stream.getvalue()
+
+
+def test_on_a_terminal_a_bar_shows_the_return():
+    stream = Terminal()
+    progress = Progress(1000, stream=stream)
+    progress.advance(1000)
+    progress.show({"Train/return": 3.14159})
+    progress.close()
+    assert "100%" in stream.getvalue()
+    assert "return=3.142" in stream.getvalue()
+
+
+def test_the_summary_of_a_stopped_run_says_how_far_and_how_to_continue():
+    lines = summary().splitlines()
+    assert lines[0] == "Stopped at 50%: 500 steps in 2.0 min."
+    assert lines[1] == "Results      Eval/return 12.5"
+    assert "Run folder   runs/a b" in lines
+    assert lines[-1] == "Continue     unilab train training.resume='runs/a b'"
+
+
+def test_the_summary_of_a_finished_run_offers_more_steps():
+    text = summary(frames=1000)
+    assert text.startswith("Finished: 1,000 steps")
+    assert text.endswith("training.resume='runs/a b' algo.total_frames=2000")
+
+
+def test_without_an_evaluation_the_training_return_is_shown():
+    text = summary(metrics={"Train/return": 7.0, "Train/episode_length": float("nan")})
+    assert "Results      Train/return 7\n" in text
+
+
+def test_without_results_there_is_no_line_for_them():
+    assert "Results" not in summary(metrics={})
+
+
+@pytest.mark.parametrize(
+    ("argv0", "command"),
+    [
+        ("/somewhere/bin/unilab", r"(\S*/)?unilab train"),
+        ("examples/train_flashsac.py", r"(\S*/)?python examples/train_flashsac.py"),
+        ("my scripts/mine.py", r"(\S*/)?python 'my scripts/mine.py'"),
+    ],
+)
+def test_the_command_to_continue_is_the_one_that_was_typed(monkeypatch, argv0, command):
+    monkeypatch.setattr(sys, "argv", [argv0, "task=x"])
+    assert re.fullmatch(command, started_as())
+
+
+def test_a_program_off_the_path_is_shown_with_its_path(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["unilab"])
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "env" / "bin" / "python"))
+    monkeypatch.chdir(tmp_path)
+    assert started_as() == "env/bin/unilab train"
+    monkeypatch.setenv("PATH", str(tmp_path / "env" / "bin"))
+    program = tmp_path / "env" / "bin" / "unilab"
+    program.parent.mkdir(parents=True)
+    program.touch(mode=0o755)
+    assert started_as() == "unilab train"

@@ -1,0 +1,77 @@
+"""progress.csv and TensorBoard of a run."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from unilab.errors import ConfigError
+from unilab.record import MetricLogger, ProgressCsv, RunFolder
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_row_has_frames_minutes_and_its_values(tmp_path):
+    table = ProgressCsv(tmp_path / "progress.csv")
+    table.write(256, 0.5, {"Loss/actor": 0.125})
+    assert rows(table.path) == [{"frames": "256", "minutes": "0.5000", "Loss/actor": "0.125"}]
+
+
+def test_a_new_metric_adds_a_column_with_empty_cells_above(tmp_path):
+    table = ProgressCsv(tmp_path / "progress.csv")
+    table.write(1, 0.1, {"a": 1.0})
+    table.write(2, 0.2, {"b": 2.0, "a": 3.0})
+    table.write(3, 0.3, {"b": 4.0})
+    assert [(r["a"], r["b"]) for r in rows(table.path)] == [("1", ""), ("3", "2"), ("", "4")]
+
+
+def test_a_resumed_table_continues_after_the_checkpoint(tmp_path):
+    path = tmp_path / "progress.csv"
+    first = ProgressCsv(path)
+    for frames in (100, 200, 300):
+        first.write(frames, frames / 100, {"a": float(frames)})
+    # The checkpoint was at 200: the row at 300 is about to be written again.
+    resumed = ProgressCsv(path, until_frames=200)
+    resumed.write(300, 3.5, {"a": 1.0, "b": 2.0})
+    assert [(r["frames"], r["a"], r["b"]) for r in rows(path)] == [
+        ("100", "100", ""),
+        ("200", "200", ""),
+        ("300", "1", "2"),
+    ]
+
+
+def test_the_table_is_complete_after_every_row(tmp_path):
+    table = ProgressCsv(tmp_path / "progress.csv")
+    for frames in range(1, 4):
+        table.write(frames, 0.0, {"a": 1.0})
+        assert len(rows(table.path)) == frames
+    assert [p.name for p in tmp_path.iterdir()] == ["progress.csv"]
+
+
+def test_scalars_reach_both_files_and_nan_is_left_out(tmp_path):
+    run = RunFolder.create("t", 0, path=tmp_path / "run")
+    logger = MetricLogger(run)
+    logger.log(512, 1.0, {"Loss/actor": -0.5, "Train/return": math.nan})
+    logger.close()
+    assert rows(run.progress_file) == [{"frames": "512", "minutes": "1.0000", "Loss/actor": "-0.5"}]
+    events = EventAccumulator(str(run.tensorboard))
+    events.Reload()
+    assert events.Tags()["scalars"] == ["Loss/actor"]
+    (event,) = events.Scalars("Loss/actor")
+    assert (event.step, event.value) == (512, -0.5)
+
+
+def test_a_tag_outside_the_schema_writes_nothing(tmp_path):
+    run = RunFolder.create("t", 0, path=tmp_path / "run")
+    logger = MetricLogger(run)
+    with pytest.raises(ConfigError, match="'Loss/critic' is not in the schema"):
+        logger.log(1, 0.0, {"Loss/actor": 1.0, "Loss/critic": 1.0})
+    logger.close()
+    assert rows(run.progress_file) == []

@@ -1,0 +1,66 @@
+"""The picture of a run."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from unilab.errors import CapabilityError, CheckpointError
+from unilab.record import ProgressCsv, RunFolder, plot_learning_curve
+
+
+@pytest.fixture
+def run(tmp_path):
+    folder = RunFolder.create("pendulum_swingup", 0, path=tmp_path / "run")
+    folder.write_config({"task": "pendulum_swingup"})
+    return folder
+
+
+def log(run: RunFolder, **terms: float) -> None:
+    table = ProgressCsv(run.progress_file)
+    for i in range(1, 6):
+        values = {"Train/return": float(i), "Train/episode_length": 10.0 * i}
+        if i % 2:
+            values |= {"Eval/return": 2.0 * i, **terms}
+        table.write(100 * i, 0.5 * i, values)
+
+
+def size_of_png(content: bytes) -> tuple[int, int]:
+    assert content[:8] == b"\x89PNG\r\n\x1a\n"
+    return int.from_bytes(content[16:20], "big"), int.from_bytes(content[20:24], "big")
+
+
+def test_a_picture_of_a_logged_run_lies_in_its_folder(run):
+    log(run)
+    picture = plot_learning_curve(run.path)
+    assert picture == run.path / "learning_curve.png"
+    width, height = size_of_png(picture.read_bytes())
+    assert width > 600
+    assert height > 400
+
+
+def test_reward_terms_change_the_picture(run, tmp_path):
+    log(run)
+    plain = plot_learning_curve(run.path, tmp_path / "plain.png").read_bytes()
+    run.progress_file.unlink()
+    log(run, **{"Episode_Reward/upright": 0.5})
+    terms = plot_learning_curve(run.path, tmp_path / "terms.png").read_bytes()
+    assert plain != terms
+
+
+def test_a_run_without_rows_cannot_be_plotted_yet(run):
+    with pytest.raises(CheckpointError, match=r"progress.csv has no rows yet: let the run log"):
+        plot_learning_curve(run.path)
+
+
+def test_a_path_that_is_no_run_is_named(tmp_path):
+    with pytest.raises(CheckpointError, match="is no run folder"):
+        plot_learning_curve(tmp_path)
+
+
+def test_without_matplotlib_the_error_says_what_to_install(run, monkeypatch):
+    log(run)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(CapabilityError, match=r"pip install 'unilab-torchrl\[plot\]'"):
+        plot_learning_curve(run.path)

@@ -1,7 +1,7 @@
 """Names of tasks, and the environments they stand for.
 
-    env = unilab.make("go2_velocity_flat", num_envs=256, seed=0)
-    make_env = unilab.registry.factory("go2_velocity_flat", num_envs=256)   # pickles, for spawn
+env = unilab.make("go2_velocity_flat", num_envs=256, seed=0)
+make_env = unilab.registry.factory("go2_velocity_flat", num_envs=256)   # pickles, for spawn
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def _overridden(value: Any, overrides: Mapping[str, Any], path: str) -> Any:
             new = _overridden(old, new, here)
         else:
             if rest:
-                raise ConfigError(f"override {here}.{rest!r}: {here!r} is a value, not a table")
+                raise ConfigError(f"override '{here}.{rest}': {here!r} is a value, not a table")
             new = _like(old, new, here)
         if is_dataclass(value) and not isinstance(value, type):
             value = replace(value, **{key: new})

@@ -1,6 +1,7 @@
 """Environments: TorchRL ``EnvBase`` over a physics backend, assembled from tables of terms."""
 
 from unilab.envs import mdp
+from unilab.envs.entity import EntityCfg, SceneEntityCfg
 from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv, ManagerBasedRlEnvCfg
 from unilab.envs.managers import (
     ActionTermCfg,
@@ -13,7 +14,7 @@ from unilab.envs.managers import (
     UniformNoiseCfg,
     reads,
 )
-from unilab.envs.scene import EntityCfg, EntityScene, SceneCfg, SceneEntityCfg
+from unilab.envs.scene import EntityScene, SceneCfg
 from unilab.envs.torch_env import TorchEnv
 
 __all__ = [

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from unilab.envs.scene import find_names
+from unilab.envs.entity import find_names
 from unilab.errors import ConfigError
 
 if TYPE_CHECKING:

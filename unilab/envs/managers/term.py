@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
 
-from unilab.envs.scene import EntityScene, SceneEntityCfg
+from unilab.envs.entity import SceneEntityCfg
+from unilab.envs.scene import EntityScene
 from unilab.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from unilab.envs import rotations
-from unilab.envs.scene import SceneEntityCfg
+from unilab.envs.entity import SceneEntityCfg
 from unilab.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from unilab.envs.entity import SceneEntityCfg
 from unilab.envs.managers.term import reads
-from unilab.envs.scene import SceneEntityCfg
 
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv

@@ -1,0 +1,393 @@
+"""Actions become controls; commands and events happen when they are due."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from envs.tables import ON_TWINS, act, go2, twins, twins_cfg
+
+from unilab.envs import (
+    EntityCfg,
+    EventTermCfg,
+    ManagerBasedRlEnv,
+    SceneCfg,
+    SceneEntityCfg,
+    TerminationTermCfg,
+    mdp,
+)
+from unilab.errors import CapabilityError, ConfigError
+from unilab.tasks.velocity.go2 import go2_velocity_flat
+
+ENDLESS = {"time_out": TerminationTermCfg(func=mdp.time_out, time_out=True)}
+
+
+def command(**changes):
+    return replace(go2_velocity_flat().commands["base_velocity"], **changes)
+
+
+# Actions -----------------------------------------------------------------------------------------
+
+
+def test_effort_actions_are_scaled_controls(tmp_path):
+    env = twins(tmp_path, actions={"e": mdp.JointEffortActionCfg(scale=0.5)})
+    env.step(env.reset().set("action", torch.tensor([[1.0, -0.4]] * 4)))
+    assert env.backend.get_state_views()["ctrl"].tolist() == [[0.5, pytest.approx(-0.2)]] * 4
+
+
+def test_position_actions_are_scaled_about_the_home_pose():
+    env = go2()
+    home = env.backend.default_ctrl
+    env.step(act(env, env.reset(), 0.5))
+    ctrl = env.backend.get_state_views()["ctrl"]
+    torch.testing.assert_close(ctrl, (home + 0.6 * 0.5).expand(4, -1), rtol=0, atol=1e-6)
+
+
+def test_an_offset_of_home_can_be_left_out():
+    env = go2(actions={"a": mdp.JointPositionActionCfg(scale=0.6, use_default_offset=False)})
+    env.step(act(env, env.reset(), 0.5))
+    torch.testing.assert_close(
+        env.backend.get_state_views()["ctrl"], torch.full((4, 12), 0.3).double(), rtol=0, atol=1e-6
+    )
+
+
+def test_actuators_that_no_term_drives_keep_their_home_control(tmp_path):
+    env = twins(tmp_path, actions={"e": mdp.JointEffortActionCfg(actuator_names=("second.*",))})
+    assert env.action_spec.shape == (4, 1)
+    env.step(act(env, env.reset(), 0.7))
+    torch.testing.assert_close(
+        env.backend.get_state_views()["ctrl"].float(), torch.tensor([[0.1, 0.7]] * 4)
+    )
+
+
+def test_columns_follow_the_terms_and_scales_the_patterns(tmp_path):
+    env = twins(
+        tmp_path,
+        actions={
+            "b": mdp.JointEffortActionCfg(actuator_names=("second_motor",), scale={"sec.*": 2.0}),
+            "a": mdp.JointEffortActionCfg(actuator_names=("first_motor",), scale=3.0),
+        },
+    )
+    env.step(env.reset().set("action", torch.tensor([[0.1, 0.2]] * 4)))
+    torch.testing.assert_close(
+        env.backend.get_state_views()["ctrl"].float(), torch.tensor([[0.6, 0.2]] * 4)
+    )
+    assert env.action_manager.actuator_names == ["second_motor", "first_motor"]
+
+
+def test_the_last_two_actions_are_remembered_and_forgotten_at_a_reset(tmp_path):
+    env = twins(tmp_path)
+    root = env.reset()
+    for value in (0.1, 0.2):
+        env.step(act(env, root, value))
+    assert env.action_manager.action[0].tolist() == pytest.approx([0.2, 0.2])
+    assert env.action_manager.prev_action[0].tolist() == pytest.approx([0.1, 0.1])
+    env.reset()
+    assert not env.action_manager.action.any()
+    assert not env.action_manager.prev_action.any()
+
+
+BAD_ACTIONS = {
+    "none": ({}, r"no action term: give at least one"),
+    "unknown": (
+        {"e": mdp.JointEffortActionCfg(actuator_names=("first_moto",))},
+        r"'first_moto' matches no actuator \(did you mean 'first_motor'",
+    ),
+    "twice": (
+        {"e": mdp.JointEffortActionCfg(), "f": mdp.JointEffortActionCfg(actuator_names=("fir.*",))},
+        r"action term 'f' drives \['first_motor'\], as an earlier term does",
+    ),
+    "no scale": (
+        {"e": mdp.JointEffortActionCfg(scale={"first.*": 1.0})},
+        r"action term 'e' has no scale for \['second_motor'\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_ACTIONS)
+def test_action_terms_that_do_not_fit_fail_at_construction(tmp_path, kind):
+    actions, message = BAD_ACTIONS[kind]
+    with pytest.raises(ConfigError, match=message):
+        twins(tmp_path, actions=actions)
+
+
+# Commands ----------------------------------------------------------------------------------------
+
+
+def test_commands_lie_in_their_ranges_and_some_stand_still():
+    env = go2(400, commands={"base_velocity": command(rel_standing_envs=0.25)})
+    env.reset()
+    drawn = env.command_manager.get_command("base_velocity")
+    low, high = torch.tensor([[-0.6, -0.4, -0.8], [1.0, 0.4, 0.8]])
+    assert ((low <= drawn) & (drawn <= high)).all()
+    standing = (drawn == 0).all(1)
+    assert 0.15 < standing.float().mean() < 0.35
+    moving = drawn[~standing]
+    assert (moving.amin(0) < low + 0.1 * (high - low)).all()
+    assert (moving.amax(0) > high - 0.1 * (high - low)).all()
+
+
+def test_commands_change_when_their_time_is_up_and_not_before():
+    env = go2(4, commands={"base_velocity": command(resampling_time_range=(0.05, 0.05))})
+    root, seen = env.reset(), []
+    for _ in range(7):
+        seen.append(env.command_manager.get_command("base_velocity").clone())
+        _, root = env.step_and_maybe_reset(act(env, root))
+    # A control step is 0.02 s: the third passes 0.05 s.
+    changed = [not torch.equal(a, b) for a, b in pairwise(seen)]
+    assert changed == [False, False, True, False, False, True]
+
+
+def test_the_observed_command_is_the_one_in_force():
+    env = go2(4, commands={"base_velocity": command(resampling_time_range=(0.02, 0.04))})
+    root = env.reset()
+    for _ in range(5):
+        _, root = env.step_and_maybe_reset(act(env, root))
+        drawn = env.command_manager.get_command("base_velocity")
+        scaled = drawn * torch.tensor([2.0, 2.0, 1.0])
+        torch.testing.assert_close(root["critic"][:, 6:9], scaled)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"resampling_time_range": (0.0, 1.0)}, r"\(0.0, 1.0\): expected 0 < low <= high"),
+        ({"resampling_time_range": (2.0, 1.0)}, r"\(2.0, 1.0\): expected 0 < low <= high"),
+        ({"lin_vel_x": (1.0, -1.0)}, r"lin_vel_x is \(1.0, -1.0\): expected \(low, high\)"),
+        ({"rel_standing_envs": 1.5}, r"rel_standing_envs is 1.5: expected 0 to 1"),
+    ],
+)
+def test_a_command_that_makes_no_sense_is_refused(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        command(**changes)
+
+
+def test_an_unknown_command_names_the_nearest():
+    env = go2()
+    with pytest.raises(ConfigError, match=r"no command 'base_velocty' \(did you mean 'base_vel"):
+        env.command_manager.get_command("base_velocty")
+
+
+# Events ------------------------------------------------------------------------------------------
+
+
+def test_a_reset_places_the_root_within_its_ranges():
+    ranges = {"x": (1.0, 2.0), "z": (0.1, 0.2), "yaw": (-0.5, 0.5)}
+    speeds = {"y": (-0.3, -0.1), "roll": (0.5, 0.7)}
+    place = EventTermCfg(
+        func=mdp.reset_root_state_uniform,
+        mode="reset",
+        params={"pose_range": ranges, "velocity_range": speeds},
+    )
+    env = go2(200, events={"place": place})
+    env.reset()
+    views = env.backend.get_state_views()
+    qpos, qvel = views["qpos"], views["qvel"]
+    for value, low, high in (
+        (qpos[:, 0], 1.0, 2.0),
+        (qpos[:, 2], 0.42, 0.52),
+        (2 * torch.atan2(qpos[:, 6], qpos[:, 3]), -0.5, 0.5),
+        (qvel[:, 1], -0.3, -0.1),
+        (qvel[:, 3], 0.5, 0.7),
+    ):
+        margin = 0.05 * (high - low)
+        assert low - 1e-6 <= value.min() < low + margin
+        assert high - margin < value.max() <= high + 1e-6
+    assert not qpos[:, [1, 4, 5]].any()
+    assert not qvel[:, [0, 2, 4, 5]].any()
+
+
+def test_a_reset_places_the_joints_within_their_ranges(tmp_path):
+    env = twins(tmp_path, 200)
+    env.reset()
+    views = env.backend.get_state_views()
+    offset = views["qpos"] - env.backend.default_qpos
+    for value, span in ((offset, 0.2), (views["qvel"], 1.0)):
+        assert value.abs().max() <= span + 1e-6
+        assert value.abs().max() > 0.95 * span
+
+
+def push(env, env_ids, log):
+    log.append((int(env.episode_length.max()), env_ids.tolist()))
+    velocity = torch.ones(env_ids.shape[0], 3)
+    env.scene["robot"].write_root_velocity(velocity, 2.0 * velocity)
+
+
+def test_an_interval_event_happens_when_it_is_due_and_only_to_its_rows():
+    log: list[tuple[int, list[int]]] = []
+    every = EventTermCfg(
+        func=push, mode="interval", interval_range_s=(0.05, 0.2), params={"log": log}
+    )
+    env = go2(4, events={"push": every}, terminations=ENDLESS)
+    root = act(env, env.reset())
+    log.clear()
+    views = env.backend.get_state_views()
+    for _ in range(30):
+        before = len(log)
+        data = env.step(root)["next"]
+        hit = log[-1][1] if len(log) > before else []
+        pushed = (views["qvel"][:, :6] == torch.tensor([1.0, 1, 1, 2, 2, 2])).all(1)
+        assert pushed.nonzero().flatten().tolist() == hit
+        # What the policy sees next is the state after the push.
+        torch.testing.assert_close(data["critic"][:, :3], views["qvel"][:, 3:6].float() * 0.25)
+    for row in range(4):
+        steps = [step for step, rows in log if row in rows]
+        gaps = [b - a for a, b in pairwise([0, *steps])]
+        assert len(steps) >= 2
+        assert all(2 <= gap <= 11 for gap in gaps), gaps
+
+
+def test_the_packaged_push_sets_the_velocity():
+    shove = EventTermCfg(
+        func=mdp.push_by_setting_velocity,
+        mode="interval",
+        interval_range_s=(0.02, 0.02),
+        params={"velocity_range": {"x": (3.0, 3.5)}},
+    )
+    env = go2(4, events={"shove": shove})
+    env.step(act(env, env.reset()))
+    speed = env.backend.get_state_views()["qvel"][:, 0]
+    assert ((speed >= 3.0) & (speed <= 3.5)).all()
+
+
+def heavier(env, env_ids, log):
+    log.append(env_ids.tolist())
+    env.backend.expand("body_mass")[env_ids, 1] *= 2.0
+
+
+def test_a_startup_event_happens_once_to_all(tmp_path):
+    log: list[list[int]] = []
+    env = twins(
+        tmp_path,
+        events={"heavier": EventTermCfg(func=heavier, mode="startup", params={"log": log})},
+    )
+    for _ in range(2):
+        env.reset()
+    assert log == [[0, 1, 2, 3]]
+    assert env.backend.expand("body_mass")[:, 1].tolist() == [2.0] * 4
+
+
+def test_a_fixed_entity_has_no_root_to_write(tmp_path):
+    place = EventTermCfg(
+        func=mdp.push_by_setting_velocity,
+        mode="reset",
+        params={"velocity_range": {"x": (0.0, 1.0)}, **ON_TWINS},
+    )
+    with pytest.raises(CapabilityError, match="entity 'twins' is fixed: it has no root state"):
+        twins(tmp_path, events={"place": place})
+
+
+BAD_RANGES = {
+    "axis": ({"yav": (0.0, 1.0)}, r"no axis 'yav' \(did you mean 'yaw'"),
+    "order": ({"x": (1.0, 0.0)}, r"range \(1.0, 0.0\) of 'x' is reversed"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_RANGES)
+def test_a_range_that_makes_no_sense_fails_at_construction(kind):
+    ranges, message = BAD_RANGES[kind]
+    place = EventTermCfg(
+        func=mdp.reset_root_state_uniform,
+        mode="reset",
+        params={"pose_range": ranges, "velocity_range": {}},
+    )
+    with pytest.raises(ConfigError, match=message):
+        go2(events={"place": place})
+
+
+def test_a_reversed_joint_range_fails_at_construction(tmp_path):
+    place = EventTermCfg(
+        func=mdp.reset_joints_by_offset,
+        mode="reset",
+        params={"position_range": (0.1, -0.1), "velocity_range": (0.0, 0.0), **ON_TWINS},
+    )
+    with pytest.raises(ConfigError, match=r"range \(0.1, -0.1\) is reversed"):
+        twins(tmp_path, events={"place": place})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"mode": "resets"}, r"'resets' \(did you mean 'reset'\?\): expected one of"),
+        ({"mode": "interval"}, r"'interval' with interval_range_s None: give interval_range_s"),
+        ({"mode": "reset", "interval_range_s": (1.0, 2.0)}, r"exactly for mode 'interval'"),
+        ({"mode": "interval", "interval_range_s": (0.0, 1.0)}, r"expected 0 < low <= high"),
+    ],
+)
+def test_an_event_of_no_sense_is_refused(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        EventTermCfg(func=push, **arguments)
+
+
+# Terminations and the scene ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("func", "given"),
+    [
+        (lambda env: torch.zeros(env.num_envs), r"torch.float32 of shape \(4,\)"),
+        (lambda env: torch.zeros(4, 1, dtype=torch.bool), r"torch.bool of shape \(4, 1\)"),
+        (lambda env: torch.zeros(2, dtype=torch.bool), r"a tensor of shape \(2,\)"),
+    ],
+)
+def test_a_termination_of_the_wrong_shape_or_type_fails_at_construction(tmp_path, func, given):
+    with pytest.raises(ConfigError, match=rf"'bad' returned {given}: expected bool \[num_envs\]"):
+        twins(tmp_path, terminations={"bad": TerminationTermCfg(func=func)})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"decimation": 0}, r"decimation is 0: give at least 1"),
+        ({"episode_length_s": 0.0}, r"episode_length_s is 0.0: give more than 0"),
+    ],
+)
+def test_a_task_of_no_sense_is_refused(tmp_path, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        twins_cfg(tmp_path, **changes)
+
+
+def test_an_entity_without_its_body_names_the_nearest(tmp_path):
+    cfg = twins_cfg(tmp_path)
+    scene = replace(cfg.scene, entities={"twins": EntityCfg(root_body="bass")})
+    with pytest.raises(
+        ConfigError, match=r"'twins': the model has no body 'bass' \(did you mean 'b"
+    ):
+        ManagerBasedRlEnv(replace(cfg, scene=scene), num_envs=1)
+
+
+def test_an_entity_with_a_ball_joint_is_refused(tmp_path):
+    path = tmp_path / "ball.xml"
+    path.write_text(
+        "<mujoco><worldbody><body name='a'><joint name='h' type='hinge'/><geom size='.1'/>"
+        "<body name='b'><joint name='b' type='ball'/><geom size='.1'/></body></body></worldbody>"
+        "</mujoco>"
+    )
+    scene = SceneCfg(model=str(path), entities={"twins": EntityCfg(root_body="a")}, keyframe=None)
+    with pytest.raises(CapabilityError, match=r"joints \{'h': 'hinge', 'b': 'ball'\}: one free"):
+        ManagerBasedRlEnv(twins_cfg(tmp_path, scene=scene), num_envs=1)
+
+
+def test_a_cuda_device_that_is_not_there_is_refused(tmp_path):
+    index = torch.cuda.device_count()
+    with pytest.raises(CapabilityError, match=rf"'cuda:{index}', but PyTorch sees {index} CUDA"):
+        ManagerBasedRlEnv(twins_cfg(tmp_path), num_envs=1, device=f"cuda:{index}")
+
+
+def test_the_description_lists_every_table():
+    text = go2().describe()
+    for word in ("observations 'obs' [45]", "base_lin_vel", "actions [12]", "FL_hip", "commands",
+                 "base_velocity", "rewards (weight per second)", "track_lin_vel_xy", "+1.5",
+                 "terminations", "time_out", "truncates", "events", "reset_base"):  # fmt: skip
+        assert word in text, word
+
+
+def test_joints_are_found_by_pattern_in_model_order():
+    env = go2()
+    robot = env.scene["robot"]
+    calves = robot.find_joints((".*_calf_joint", "FL_hip_joint"))
+    assert [robot.joint_names[i] for i in calves] == [
+        "FL_hip_joint", "FL_calf_joint", "FR_calf_joint", "RL_calf_joint", "RR_calf_joint"
+    ]  # fmt: skip
+    resolved = env.scene.resolve(SceneEntityCfg("robot", joint_names=("F._hip_joint",)))
+    assert resolved.joint_ids.tolist() == [0, 3]

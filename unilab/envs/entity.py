@@ -1,0 +1,253 @@
+"""One articulated body of the model: its names, its quantities, the writes of a reset."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from unilab.backends import SimBackend
+from unilab.backends.base import JointInfo, Source
+from unilab.envs.rotations import gravity_direction, rotate_inverse
+from unilab.errors import CapabilityError, ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from unilab.envs.scene import EntityScene
+
+
+@dataclass(frozen=True, kw_only=True)
+class EntityCfg:
+    """One articulated body of the model."""
+
+    root_body: str
+    """Body at the top of the entity's tree; the entity is that body and all below it."""
+
+
+@dataclass(frozen=True)
+class SceneEntityCfg:
+    """An entity, or some of its joints, as a term's parameter."""
+
+    name: str = "robot"
+    """The entity's name in the scene."""
+    joint_names: tuple[str, ...] = (".*",)
+    """Regular expressions, each matched against whole joint names."""
+    joint_ids: Tensor | slice = field(default_factory=lambda: slice(None))
+    """Columns of the entity's joint tensors; filled in by the scene."""
+
+
+# What an entity publishes -> the fields it is computed from. Others are read as such.
+DERIVED_FIELDS = {
+    "root_lin_vel_b": ("root_quat_w", "root_lin_vel_w"),
+    "projected_gravity_b": ("root_quat_w",),
+}
+_ROOT_FIELDS = ("root_pos_w", "root_quat_w", "root_lin_vel_w", "root_ang_vel_b")
+_JOINT_FIELDS = ("joint_pos", "joint_vel", "joint_torque")
+FIELDS = (*_ROOT_FIELDS, *_JOINT_FIELDS, *DERIVED_FIELDS)
+"""Everything that a term may declare with ``@reads``."""
+
+
+class EntityData:
+    """An entity's current quantities, all float32 on the runtime device.
+
+    Joint tensors are ``[num_envs, num_joints]`` in model order (rad, rad/s, N m), root tensors
+    ``[num_envs, 3]`` (m, m/s, rad/s) or ``[num_envs, 4]`` (w, x, y, z). ``_w`` is the world frame,
+    ``_b`` the root body's. Reading a field that no term declared is a ConfigError.
+    """
+
+    def __init__(
+        self, entity: str, joints: Sequence[JointInfo], qpos: Tensor, device: torch.device
+    ):
+        self._entity = entity
+        self._columns: dict[str, Tensor] = {}
+        self._cache: dict[str, Tensor] = {}
+        home = [float(qpos[j.qpos.start]) for j in joints]
+        self.default_joint_pos = torch.tensor(home, dtype=torch.float32, device=device)
+        """``[num_joints]``, the home pose."""
+        limits = torch.tensor([j.range for j in joints], dtype=torch.float32, device=device)
+        self.joint_pos_limits = limits.reshape(-1, 2)
+        """``[num_joints, 2]``, lower and upper."""
+
+    @property
+    def joint_pos(self) -> Tensor:
+        return self._read("joint_pos")
+
+    @property
+    def joint_vel(self) -> Tensor:
+        return self._read("joint_vel")
+
+    @property
+    def joint_torque(self) -> Tensor:
+        """Actuator torque at the joints during the last substep."""
+        return self._read("joint_torque")
+
+    @property
+    def root_pos_w(self) -> Tensor:
+        return self._read("root_pos_w")
+
+    @property
+    def root_quat_w(self) -> Tensor:
+        return self._read("root_quat_w")
+
+    @property
+    def root_lin_vel_w(self) -> Tensor:
+        return self._read("root_lin_vel_w")
+
+    @property
+    def root_ang_vel_b(self) -> Tensor:
+        return self._read("root_ang_vel_b")
+
+    @property
+    def root_lin_vel_b(self) -> Tensor:
+        cached = self._cache.get("root_lin_vel_b")
+        if cached is None:
+            cached = rotate_inverse(self.root_quat_w, self.root_lin_vel_w)
+            self._cache["root_lin_vel_b"] = cached
+        return cached
+
+    @property
+    def projected_gravity_b(self) -> Tensor:
+        """Unit vector of gravity in the root frame: (0, 0, -1) when upright."""
+        cached = self._cache.get("projected_gravity_b")
+        if cached is None:
+            cached = gravity_direction(self.root_quat_w)
+            self._cache["projected_gravity_b"] = cached
+        return cached
+
+    def _read(self, name: str) -> Tensor:
+        try:
+            return self._columns[name]
+        except KeyError:
+            raise ConfigError(
+                f"{self._entity}.data.{name} was read by a term that did not declare it: "
+                f"decorate the term with @reads({name!r})"
+            ) from None
+
+
+class Entity:
+    """One articulated body: its names, its data and the writes of a reset."""
+
+    def __init__(
+        self,
+        name: str,
+        cfg: EntityCfg,
+        backend: SimBackend,
+        scene: EntityScene,
+        device: torch.device,
+    ) -> None:
+        if cfg.root_body not in backend.bodies:
+            raise ConfigError(
+                f"entity {name!r}: the model has no body {cfg.root_body!r}"
+                f"{did_you_mean(cfg.root_body, backend.bodies)}"
+            )
+        self.name = name
+        self._scene = scene
+        tree = backend.subtree(cfg.root_body)
+        joints = [j for j in backend.joints if j.body in tree]
+        self.root_joint = next((j for j in joints if j.type == "free"), None)
+        self.joints = tuple(j for j in joints if j.type in ("hinge", "slide"))
+        self.joint_names = tuple(j.name for j in self.joints)
+        # Joint tensors are one block of columns.
+        spanned = joints[-1].qvel.stop - joints[0].qvel.start if joints else 0
+        if spanned != len(self.joints) + (6 if self.root_joint else 0):
+            kinds = {j.name: j.type for j in joints}
+            raise CapabilityError(
+                f"entity {name!r} has joints {kinds}: one free joint at the root and, below it, "
+                "hinge and slide joints are supported"
+            )
+        self.data = EntityData(name, self.joints, backend.default_qpos, device)
+        root = slice(0, 0) if self.root_joint is None else self.root_joint.qpos
+        self.default_root_pose = backend.default_qpos[root].float().to(device)
+        """``[7]``, the root's home position and quaternion; ``[0]`` for a fixed entity."""
+
+    def find_joints(self, patterns: Sequence[str]) -> list[int]:
+        """Indices of the joints whose whole names match, in model order.
+
+        Raises:
+            ConfigError: a pattern matches nothing.
+        """
+        return find_names(patterns, self.joint_names, f"joint of {self.name!r}")
+
+    def source(self, name: str) -> Source:
+        """Where a field is read from.
+
+        Raises:
+            ConfigError: there is no such field.
+            CapabilityError: the entity has no free root joint or no joints.
+        """
+        if name in _ROOT_FIELDS:
+            if self.root_joint is None:
+                raise CapabilityError(f"entity {self.name!r} has no free root joint to read {name}")
+            q, v = self.root_joint.qpos.start, self.root_joint.qvel.start
+            return {
+                "root_pos_w": ("qpos", slice(q, q + 3)),
+                "root_quat_w": ("qpos", slice(q + 3, q + 7)),
+                "root_lin_vel_w": ("qvel", slice(v, v + 3)),
+                "root_ang_vel_b": ("qvel", slice(v + 3, v + 6)),
+            }[name]
+        if name not in _JOINT_FIELDS:
+            raise ConfigError(f"entities have no field {name!r}{did_you_mean(name, FIELDS)}")
+        if not self.joints:
+            raise CapabilityError(f"entity {self.name!r} has no joints to read {name}")
+        if name == "joint_pos":
+            return "qpos", slice(self.joints[0].qpos.start, self.joints[-1].qpos.stop)
+        dofs = slice(self.joints[0].qvel.start, self.joints[-1].qvel.stop)
+        return ("qvel" if name == "joint_vel" else "qfrc_actuator"), dofs
+
+    def write_root_pose(self, pos: Tensor, quat: Tensor) -> None:
+        """Stage the root's pose for the rows of the open transaction.
+
+        Args:
+            pos: ``[n, 3]`` m, world frame.
+            quat: ``[n, 4]``.
+        """
+        cols = self._root().qpos
+        self._scene.staged.qpos[:, cols.start : cols.start + 3] = pos
+        self._scene.staged.qpos[:, cols.start + 3 : cols.stop] = quat
+
+    def write_root_velocity(self, lin_vel_w: Tensor, ang_vel_b: Tensor) -> None:
+        """Stage the root's velocity.
+
+        Args:
+            lin_vel_w: ``[n, 3]`` m/s, world frame.
+            ang_vel_b: ``[n, 3]`` rad/s, body frame.
+        """
+        cols = self._root().qvel
+        self._scene.staged.qvel[:, cols.start : cols.start + 3] = lin_vel_w
+        self._scene.staged.qvel[:, cols.start + 3 : cols.stop] = ang_vel_b
+
+    def write_joint_state(self, pos: Tensor, vel: Tensor) -> None:
+        """Stage all joints.
+
+        Args:
+            pos, vel: ``[n, num_joints]`` rad, rad/s.
+        """
+        staged = self._scene.staged
+        staged.qpos[:, self.joints[0].qpos.start : self.joints[-1].qpos.stop] = pos
+        staged.qvel[:, self.joints[0].qvel.start : self.joints[-1].qvel.stop] = vel
+
+    def _root(self) -> JointInfo:
+        if self.root_joint is None:
+            raise CapabilityError(f"entity {self.name!r} is fixed: it has no root state to write")
+        return self.root_joint
+
+
+def find_names(patterns: Sequence[str], names: Sequence[str], what: str) -> list[int]:
+    """Indices of the names that match any pattern as a whole, in the order of ``names``.
+
+    Raises:
+        ConfigError: a pattern matches nothing.
+    """
+    found: set[int] = set()
+    for pattern in patterns:
+        hits = [i for i, name in enumerate(names) if re.fullmatch(pattern, name)]
+        if not hits:
+            raise ConfigError(
+                f"pattern {pattern!r} matches no {what}{did_you_mean(pattern, names)}; "
+                f"there are {list(names)}"
+            )
+        found.update(hits)
+    return sorted(found)

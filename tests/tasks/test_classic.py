@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -30,7 +31,12 @@ def place(env: ManagerBasedRlEnv, env_ids: Tensor, entity: str, pos: list, vel: 
 def _started_at(task: str, pos: list, vel: list | None = None) -> ManagerBasedRlEnv:
     params = {"entity": ENTITY[task], "pos": pos, "vel": vel or [0.0] * len(pos)}
     event = EventTermCfg(func=place, mode="reset", params=params)
-    return ManagerBasedRlEnv(replace(TASKS[task](), events={"place": event}), num_envs=8, seed=0)
+    return _env(task, events={"place": event})
+
+
+def _env(task: str, num_envs: int = 8, **changes: Any) -> ManagerBasedRlEnv:
+    cfg = replace(TASKS[task](), num_threads=1, **changes)
+    return ManagerBasedRlEnv(cfg, num_envs=num_envs, seed=0)
 
 
 def _reward_rate(env: ManagerBasedRlEnv, action: float = 0.0) -> float:
@@ -111,7 +117,7 @@ def test_observation_tells_the_angle_without_a_jump(task: str) -> None:
 
 
 def test_pendulum_episodes_begin_anywhere_on_the_circle() -> None:
-    env = ManagerBasedRlEnv(TASKS["pendulum_swingup"](), num_envs=256, seed=0)
+    env = _env("pendulum_swingup", num_envs=256)
     obs = env.reset()["obs"]
     env.close()
     quadrant = (obs[:, 0] > 0).int() * 2 + (obs[:, 1] > 0).int()
@@ -120,7 +126,7 @@ def test_pendulum_episodes_begin_anywhere_on_the_circle() -> None:
 
 
 def test_cartpole_episodes_begin_hanging_near_the_middle() -> None:
-    env = ManagerBasedRlEnv(TASKS["cartpole_swingup"](), num_envs=256, seed=0)
+    env = _env("cartpole_swingup", num_envs=256)
     obs = env.reset()["obs"]
     env.close()
 

@@ -24,6 +24,9 @@ SECONDS = {
     "pendulum_swingup": 10.0,
 }
 
+# The suite runs in several processes; batches this small gain nothing from threads.
+ONE_THREAD = {"num_threads": 1}
+
 every_task = pytest.mark.parametrize("task", sorted(TASKS))
 
 
@@ -34,14 +37,14 @@ def test_widths_are_the_documented_ones(task: str) -> None:
 
 @every_task
 def test_passes_torchrls_spec_check(task: str) -> None:
-    env = unilab.make(task, num_envs=2, seed=0)
+    env = unilab.make(task, num_envs=2, seed=0, overrides=ONE_THREAD)
     check_env_specs(env)
     env.close()
 
 
 @every_task
 def test_random_actions_give_finite_data_of_those_widths(task: str) -> None:
-    env = unilab.make(task, num_envs=8, seed=0)
+    env = unilab.make(task, num_envs=8, seed=0, overrides=ONE_THREAD)
     data = env.rollout(30, break_when_any_done=False)
     env.close()
     obs, critic, action, has_critic = WIDTHS[task]
@@ -55,7 +58,7 @@ def test_random_actions_give_finite_data_of_those_widths(task: str) -> None:
 
 @every_task
 def test_control_runs_at_50_hz_and_episodes_last_as_documented(task: str) -> None:
-    env = unilab.make(task, num_envs=1, seed=0)
+    env = unilab.make(task, num_envs=1, seed=0, overrides=ONE_THREAD)
     env.close()
 
     assert env.step_dt == pytest.approx(0.02)
@@ -64,7 +67,7 @@ def test_control_runs_at_50_hz_and_episodes_last_as_documented(task: str) -> Non
 
 @every_task
 def test_the_time_limit_truncates_and_does_not_terminate(task: str) -> None:
-    env = unilab.make(task, num_envs=8, seed=0, overrides={"episode_length_s": 0.1})
+    env = unilab.make(task, num_envs=8, seed=0, overrides={**ONE_THREAD, "episode_length_s": 0.1})
     still = env.full_action_spec["action"].zero()
     data = env.rollout(5, lambda td: td.set("action", still), break_when_any_done=False)
     env.close()
@@ -75,7 +78,7 @@ def test_the_time_limit_truncates_and_does_not_terminate(task: str) -> None:
 
 @every_task
 def test_rewards_differ_between_random_rollouts_and_are_no_constant(task: str) -> None:
-    env = unilab.make(task, num_envs=8, seed=0)
+    env = unilab.make(task, num_envs=8, seed=0, overrides=ONE_THREAD)
     reward = env.rollout(30, break_when_any_done=False)["next", "reward"]
     env.close()
 

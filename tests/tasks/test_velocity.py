@@ -38,7 +38,7 @@ def _cfg(robot: str) -> ManagerBasedRlEnvCfg:
 
 
 def _env(cfg: ManagerBasedRlEnvCfg, num_envs: int = 8) -> ManagerBasedRlEnv:
-    return ManagerBasedRlEnv(cfg, num_envs=num_envs, seed=0)
+    return ManagerBasedRlEnv(replace(cfg, num_threads=1), num_envs=num_envs, seed=0)
 
 
 def _starting(robot: str, **offset: float) -> ManagerBasedRlEnvCfg:
@@ -263,7 +263,7 @@ def _causes(cfg: ManagerBasedRlEnvCfg) -> set[str]:
     """Terms that end every episode at its first step, on a floor that pushes nobody out of it."""
     model = mujoco.MjModel.from_xml_path(cfg.scene.model)
     model.opt.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_CONTACT)
-    backend = MujocoBackend(model, 8, keyframe="home")
+    backend = MujocoBackend(model, 8, num_threads=1, keyframe="home")
     env = ManagerBasedRlEnv(cfg, num_envs=8, seed=0, backend=backend)
     data = _still(env, 1)
     names = env.termination_manager.term_names

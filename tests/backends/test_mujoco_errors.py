@@ -1,4 +1,4 @@
-"""What MujocoBackend says about a model or a number that does not fit, and about failing physics."""
+"""What MujocoBackend says about a model or number that does not fit, and about failing physics."""
 
 import pytest
 import torch

@@ -40,10 +40,10 @@ def make_replay_buffer(
 ) -> TensorDictReplayBuffer:
     """A uniform replay buffer of single transitions.
 
-    ``extend`` takes ``[N]`` or ``[N, T]`` data. With ``n_step > 1`` it takes ``[N, T]`` only, in time
-    order and of the same ``N`` each call: the last ``n_step`` ticks are held back until their
-    successors come, so ``T`` may be 1. Rewards are then discounted sums,
-    ``("next", ...)`` lies ``steps_to_next_obs`` steps ahead, and no window crosses an episode's end.
+    ``extend`` takes ``[N]`` or ``[N, T]`` data. With ``n_step > 1`` it takes ``[N, T]`` only, in
+    time order and of the same ``N`` each call: the last ``n_step`` ticks are held back until their
+    successors come, so ``T`` may be 1. Rewards are then discounted sums, ``("next", ...)`` lies
+    ``steps_to_next_obs`` steps ahead, and no window crosses an episode's end.
 
     Args:
         capacity: most transitions held; the oldest are overwritten.
@@ -59,13 +59,23 @@ def make_replay_buffer(
         the buffer.
 
     Raises:
-        ConfigError: a size below 1, or ``n_step > 1`` without ``gamma``. When extended: data without
-            an action or a successor, or not ``[N, T]`` when ``n_step > 1``.
+        ConfigError: a size below 1, or ``n_step > 1`` without ``gamma``. When extended: data
+            without an action or a reward, or not ``[N, T]`` when ``n_step > 1``.
 
     Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from unilab.data import make_replay_buffer
         >>> buffer = make_replay_buffer(1_000_000, batch_size=512)
-        >>> _ = buffer.extend(data.reshape(-1))
-        >>> batch = buffer.sample()
+        >>> data = TensorDict({
+        ...     "obs": torch.zeros(256, 3),
+        ...     "action": torch.zeros(256, 1),
+        ...     ("next", "obs"): torch.zeros(256, 3),
+        ...     ("next", "reward"): torch.zeros(256, 1),
+        ... }, [256])
+        >>> _ = buffer.extend(data)
+        >>> buffer.sample()["obs"].shape
+        torch.Size([512, 3])
     """
     for name, value in (("capacity", capacity), ("batch_size", batch_size), ("n_step", n_step)):
         if value < 1:
@@ -112,10 +122,11 @@ class _Intake(Transform):
             return kept.reshape(-1)
         if kept.batch_dims != 2:
             raise ConfigError(
-                f"data of batch size {list(kept.batch_size)}: a buffer with n_step > 1 needs [N, T] "
-                "in time order; extend it before flattening"
+                f"data of batch size {list(kept.batch_size)}: a buffer with n_step > 1 needs "
+                "[N, T] in time order; extend it before flattening"
             )
-        ahead = self._multi_step._inv_call(kept)
+        # What is held back must outlive the caller's next write to its own memory.
+        ahead = self._multi_step._inv_call(kept.clone())
         if ahead is None:
             return None
         steps = ahead.get("steps_to_next_obs").unsqueeze(-1)

@@ -15,8 +15,8 @@ class RewardNormalizer:
     """Scales rewards so that returns fit the critic's support (FlashSAC, arXiv 2604.04539).
 
     Per environment ``G <- gamma * (1 - done) * G + r`` over the collected transitions; a sampled
-    reward is divided by ``max(sqrt(var(G) + 1e-8), max|G| / v_max)``. On a done step ``G = r``, which
-    the next episode's first step still carries: the authors' recursion.
+    reward is divided by ``max(sqrt(var(G) + 1e-8), max|G| / v_max)``. On a done step ``G = r``,
+    which the next episode's first step still carries: the authors' recursion.
 
     Args:
         gamma: discount of one step.
@@ -26,9 +26,15 @@ class RewardNormalizer:
         ConfigError: ``gamma`` outside (0, 1] or ``v_max`` not positive.
 
     Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from unilab.data import RewardNormalizer
         >>> rewards = RewardNormalizer(gamma=0.97)
-        >>> rewards.update(data)                       # [N, T], in time order
-        >>> batch = rewards.normalize(buffer.sample())
+        >>> next_data = {"reward": torch.ones(256, 1, 1) * 20, "done": torch.zeros(256, 1, 1).bool()}
+        >>> data = TensorDict({"next": next_data}, [256, 1])
+        >>> rewards.update(data)                            # [N, T], in time order
+        >>> rewards.normalize(data)["next", "reward"].max()  # max|G| = 20 fits the support's 5
+        tensor(5.)
     """
 
     def __init__(self, gamma: float, *, v_max: float = 5.0) -> None:
@@ -65,8 +71,8 @@ class RewardNormalizer:
             self._returns = torch.zeros(rows, dtype=torch.float64, device=reward.device)
         elif self._returns.shape[0] != rows:
             raise ConfigError(
-                f"data of {rows} environments, {self._returns.shape[0]} before: returns are kept for "
-                "each environment, so update() needs the collector's own [N, T] data"
+                f"data of {rows} environments, {self._returns.shape[0]} before: returns are kept "
+                "for each environment, so update() needs the collector's own [N, T] data"
             )
         if self._returns.device != reward.device:
             self._to(reward.device)
@@ -117,9 +123,8 @@ class RewardNormalizer:
 
     def load_state_dict(self, state: dict[str, Tensor | None]) -> None:
         """Continue from what :meth:`state_dict` returned."""
-        self._count, self._mean, self._var, self._max, self._returns = (
-            state[key] for key in ("count", "mean", "var", "max", "returns")
-        )
+        for key in ("count", "mean", "var", "max", "returns"):
+            setattr(self, f"_{key}", state[key])
 
     def _to(self, device: torch.device) -> None:
         for name in ("_count", "_mean", "_var", "_max", "_returns"):

@@ -9,7 +9,14 @@ from torch import Tensor, nn
 
 from unilab.errors import ConfigError
 from unilab.modules.functional import squash_log_std, squashed_log_prob, zeta_pmf
-from unilab.modules.layers import Block, Embedder, UnitLinear, UnitRMSNorm, normalize_layers
+from unilab.modules.layers import (
+    Block,
+    Embedder,
+    UnitLinear,
+    UnitRMSNorm,
+    normalize_layers,
+    require_at_least,
+)
 
 __all__ = ["FlashSACActor"]
 
@@ -30,9 +37,12 @@ class FlashSACActor(nn.Module):
         device: where the parameters live.
 
     Raises:
-        ConfigError: a width below 1, or an action range that is not ``low < high`` per joint.
+        ConfigError: a width below 1, or an action range that is not finite with ``low < high`` for
+            each joint.
 
     Examples:
+        >>> import torch
+        >>> from unilab.modules import FlashSACActor
         >>> actor = FlashSACActor(obs_dim=45, action_dim=12)
         >>> action, info = actor(torch.zeros(8, 45), training=True)
         >>> action.shape, info["log_prob"].shape
@@ -46,7 +56,6 @@ class FlashSACActor(nn.Module):
 
     action_scale: Tensor
     action_offset: Tensor
-    _log_scale: Tensor
     _zeta_cumulative: Tensor
     _noise: Tensor
     _noise_steps: Tensor
@@ -63,9 +72,9 @@ class FlashSACActor(nn.Module):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        for name, value in (("obs_dim", obs_dim), ("action_dim", action_dim)):
-            if value < 1:
-                raise ConfigError(f"{name}={value}: expected at least 1")
+        widths = {"obs_dim": obs_dim, "action_dim": action_dim, "hidden_dim": hidden_dim}
+        require_at_least(1, **widths)
+        require_at_least(0, num_blocks=num_blocks)
         self.obs_dim = obs_dim
         self.action_dim = action_dim
         self.embedder = Embedder(obs_dim, hidden_dim, device=device)
@@ -75,16 +84,16 @@ class FlashSACActor(nn.Module):
         self.std_head = UnitLinear(hidden_dim, action_dim, bias=True, device=device)
 
         low, high = (_per_joint(b, action_dim, device) for b in (action_low, action_high))
-        if not bool((low < high).all()):
+        if not bool(((low < high) & (high - low).isfinite()).all()):
             raise ConfigError(
-                f"action range [{low.tolist()}, {high.tolist()}]: expected low < high for each joint"
+                f"action range [{low.tolist()}, {high.tolist()}]: expected low < high, both "
+                "finite, for each joint"
             )
         is_unit = bool((low == -1.0).all() and (high == 1.0).all())
         #: which map the pre-transform sample goes through: ``"tanh"`` or ``"tanh_affine"``.
         self.action_transform_id = "tanh" if is_unit else "tanh_affine"
         self.register_buffer("action_scale", 0.5 * (high - low))
         self.register_buffer("action_offset", 0.5 * (high + low))
-        self.register_buffer("_log_scale", self.action_scale.log(), persistent=False)
 
         cumulative = zeta_pmf(self.max_noise_steps).cumsum(0)
         cumulative[-1] = 1.0  # so that a uniform draw below 1 never falls past the table
@@ -120,7 +129,7 @@ class FlashSACActor(nn.Module):
         std = log_std.exp()
         eps = torch.randn_like(mean)
         u = mean + std * eps
-        log_prob = squashed_log_prob(eps, log_std, u, self._log_scale).unsqueeze(-1)
+        log_prob = squashed_log_prob(eps, log_std, u, self.action_scale.log()).unsqueeze(-1)
         return self._transform(u), {"log_prob": log_prob, "mean": mean, "std": std}
 
     @torch.no_grad()

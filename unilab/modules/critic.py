@@ -6,7 +6,14 @@ import torch
 from torch import Tensor, nn
 
 from unilab.errors import ConfigError
-from unilab.modules.layers import Block, Embedder, UnitLinear, UnitRMSNorm, normalize_layers
+from unilab.modules.layers import (
+    Block,
+    Embedder,
+    UnitLinear,
+    UnitRMSNorm,
+    normalize_layers,
+    require_at_least,
+)
 
 __all__ = ["FlashSACCritic"]
 
@@ -32,6 +39,8 @@ class FlashSACCritic(nn.Module):
         ConfigError: a width or ensemble size below 1, fewer than 2 bins, or ``v_min >= v_max``.
 
     Examples:
+        >>> import torch
+        >>> from unilab.modules import FlashSACCritic
         >>> critic = FlashSACCritic(obs_dim=60, action_dim=12)
         >>> log_p = critic(torch.zeros(8, 60), torch.zeros(8, 12), training=False)
         >>> log_p.shape, critic.value(log_p).shape
@@ -54,11 +63,10 @@ class FlashSACCritic(nn.Module):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        minima = {"obs_dim": 1, "action_dim": 1, "num_members": 1, "num_bins": 2}
-        given = (obs_dim, action_dim, num_members, num_bins)
-        for (name, least), value in zip(minima.items(), given, strict=True):
-            if value < least:
-                raise ConfigError(f"{name}={value}: expected at least {least}")
+        widths = {"obs_dim": obs_dim, "action_dim": action_dim, "hidden_dim": hidden_dim}
+        require_at_least(1, **widths, num_members=num_members)
+        require_at_least(0, num_blocks=num_blocks)
+        require_at_least(2, num_bins=num_bins)
         if not v_min < v_max:
             raise ConfigError(f"v_min={v_min}, v_max={v_max}: expected v_min < v_max")
         self.obs_dim = obs_dim

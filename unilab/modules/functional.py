@@ -1,7 +1,7 @@
 """The actor's formulas (FlashSAC, arXiv 2604.04539) as pure functions of tensors.
 
-Shapes: ``A`` action width, ``*`` any leading dimensions. ``unilab.objectives.functional`` re-exports
-them beside the losses' formulas.
+Shapes: ``A`` action width, ``*`` any leading dimensions. ``unilab.objectives.functional``
+re-exports them beside the losses' formulas.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Unit-norm layers of FlashSAC (arXiv 2604.04539), with or without a leading ensemble dimension.
 
-Every layer takes ``num_members``: ``None`` builds one layer on ``[B, d]``; an int ``E`` builds ``E``
-independent layers on ``[E, d, B]``, evaluated as one batched operation. The ensemble keeps the batch
-last because that makes its members channels of one ordinary batch normalisation, whose statistics
-then run over contiguous memory.
+Every layer takes ``num_members``: ``None`` builds one layer on ``[B, d]``; an int ``E`` builds
+``E`` independent layers on ``[E, d, B]``, evaluated as one batched operation. The ensemble keeps
+the batch last because that makes its members channels of one ordinary batch normalisation, whose
+statistics then run over contiguous memory.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class UnitLinear(nn.Module):
         #: dtype of the matrix product alone; ``None`` keeps the parameters' dtype.
         self.matmul_dtype: torch.dtype | None = None
         with torch.no_grad():
-            for matrix in self.weight.view(-1, out_features, in_features):
-                nn.init.orthogonal_(matrix)
+            for member in self.weight.view(-1, out_features, in_features).unbind():
+                nn.init.orthogonal_(member)
         self.normalize()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -81,8 +81,9 @@ class UnitLinear(nn.Module):
 class UnitBatchNorm(nn.Module):
     """Batch normalisation whose scale and shift are kept at joint norm ``sqrt(d)``.
 
-    ``training`` is a forward argument, never ``module.training``: ``True`` uses the batch statistics
-    (biased variance) and moves the running ones (unbiased variance), ``False`` uses the running ones.
+    ``training`` is a forward argument, never ``module.training``: ``True`` uses the batch
+    statistics (biased variance) and moves the running ones (unbiased variance), ``False`` uses the
+    running ones.
 
     Args:
         num_features: width ``d``.
@@ -244,3 +245,14 @@ def normalize_layers(module: nn.Module) -> None:
     for layer in module.modules():
         if isinstance(layer, UnitLinear | UnitBatchNorm | UnitRMSNorm):
             layer.normalize()
+
+
+def require_at_least(least: int, **sizes: int) -> None:
+    """Check the sizes that a network is built with.
+
+    Raises:
+        ConfigError: a size below ``least``.
+    """
+    for name, value in sizes.items():
+        if value < least:
+            raise ConfigError(f"{name}={value}: expected at least {least}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tensordict import NestedKey, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import nn
@@ -23,6 +25,9 @@ class FlashSACPolicy(TensorDictModuleBase):
         action_key: where the action is written.
 
     Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from unilab.modules import FlashSACActor, FlashSACPolicy
         >>> policy = FlashSACPolicy(FlashSACActor(obs_dim=3, action_dim=1))
         >>> policy(TensorDict({"obs": torch.zeros(4, 3)}, [4]))["action"].shape
         torch.Size([4, 1])
@@ -32,7 +37,7 @@ class FlashSACPolicy(TensorDictModuleBase):
         self, actor: nn.Module, *, obs_key: NestedKey = "obs", action_key: NestedKey = "action"
     ) -> None:
         super().__init__()
-        self.actor = actor
+        self.actor: Any = actor
         self.in_keys = [obs_key]
         self.out_keys = [action_key]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
@@ -118,7 +118,7 @@ class FlashSACLoss(LossModule):
         "q_mean",
     ]
 
-    actor: nn.Module
+    actor: Any  # a module of the actor contract, which may be anyone's
     critic: FlashSACCritic
     _target_critic: FlashSACCritic
 
@@ -236,8 +236,8 @@ class FlashSACLoss(LossModule):
             tensordict: batch ``[B]``.
 
         Returns:
-            the 0-dim loss, and ``entropy`` plus a ``loss_aux_<name>`` for each auxiliary loss, which
-            belong to the actor's objective too.
+            the 0-dim loss, and ``entropy`` plus a ``loss_aux_<name>`` for each auxiliary loss,
+            which belong to the actor's objective too.
         """
         keys = self.tensor_keys
         obs, critic_obs, action_data = (
@@ -286,6 +286,21 @@ class FlashSACLoss(LossModule):
         Returns:
             the 0-dim loss and ``q_mean``, the mean value over ensemble and rows.
         """
+        return self.critic_terms(*self.critic_inputs(tensordict))
+
+    @torch.no_grad()
+    def critic_inputs(self, tensordict: TensorDictBase) -> tuple[Tensor, ...]:
+        """What :meth:`critic_terms` takes, read from a batch and drawn from the current actor.
+
+        The actor, which may be anyone's, and the random draw stay on this side, so that the other
+        is pure tensor code that a compiler can take whole.
+
+        Args:
+            tensordict: batch ``[B]``.
+
+        Returns:
+            the arguments of :meth:`critic_terms`, in order.
+        """
         keys = self.tensor_keys
         critic_obs, action = (self._read(tensordict, k) for k in (keys.critic_obs, keys.action))
         next_obs, next_critic_obs, reward, terminated = (
@@ -298,42 +313,51 @@ class FlashSACLoss(LossModule):
             discount = reward.new_full((rows,), self.gamma)
         else:
             discount = self.gamma ** steps.reshape(rows).to(reward.dtype)
-        return self._qvalue_terms(
-            critic_obs,
-            action,
-            next_obs,
-            next_critic_obs,
+        next_action, info = self.actor(next_obs, training=False)
+        entropy_bonus = -self.alpha * info["log_prob"].reshape(rows)
+        return (
+            torch.cat((critic_obs, next_critic_obs)),
+            torch.cat((action, next_action)),
             reward.reshape(rows),
             terminated.reshape(rows),
             discount,
+            entropy_bonus,
         )
 
-    def _qvalue_terms(
+    def critic_terms(
         self,
         critic_obs: Tensor,
         action: Tensor,
-        next_obs: Tensor,
-        next_critic_obs: Tensor,
         reward: Tensor,
         terminated: Tensor,
         discount: Tensor,
+        entropy_bonus: Tensor,
     ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The critic's loss as a function of tensors alone.
+
+        Args:
+            critic_obs: ``[2B, Oc]`` critic observations, then next critic observations.
+            action: ``[2B, A]`` actions, then the actor's next actions.
+            reward: ``[B]`` rewards.
+            terminated: ``[B]`` bool.
+            discount: ``[B]``, ``gamma ** n``.
+            entropy_bonus: ``[B]``, ``-alpha * log_prob`` of the next actions.
+
+        Returns:
+            as :meth:`qvalue_loss`.
+        """
         rows = reward.shape[0]
         support = self.critic.support
         with torch.no_grad():
-            next_action, info = self.actor(next_obs, training=False)
-            both_obs = torch.cat((critic_obs, next_critic_obs))
-            both_actions = torch.cat((action, next_action))
             next_log_p = self._target_critic(
-                both_obs, both_actions, training=True, rows=slice(rows, None)
+                critic_obs, action, training=True, rows=slice(rows, None)
             )
             # [B]: which member is the more pessimistic about each row
             member = self._target_critic.value(next_log_p).argmin(0)
             next_p = next_log_p.exp()[member, torch.arange(rows, device=member.device)]
-            bonus = -self.alpha * info["log_prob"].reshape(rows)
-            atoms = F.target_support(reward, terminated, bonus, support, discount)
+            atoms = F.target_support(reward, terminated, entropy_bonus, support, discount)
             target = F.project_distribution(atoms, next_p, support)
-        log_p = self.critic(both_obs, both_actions, training=True, rows=slice(rows))
+        log_p = self.critic(critic_obs, action, training=True, rows=slice(rows))
         loss = F.cross_entropy(target, log_p).mean()
         return loss, {"q_mean": self.critic.value(log_p.detach()).mean()}
 

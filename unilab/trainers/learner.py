@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
+from torch._dynamo.exc import TorchDynamoException
 from torchrl.objectives import SoftUpdate
 
 from unilab.errors import ConfigError
@@ -21,8 +23,8 @@ __all__ = ["FlashSACLearner"]
 class FlashSACLearner:
     """Optimises a :class:`~unilab.objectives.FlashSACLoss` (FlashSAC, arXiv 2604.04539).
 
-    Every ``actor_update_period`` updates the actor and the temperature take a step; then, with those,
-    the critic takes one and its target follows.
+    Every ``actor_update_period`` updates the actor and the temperature take a step; then, with
+    those, the critic takes one and its target follows.
 
     Args:
         loss: the loss module; its actor and critic are the instances that are optimised.
@@ -38,14 +40,30 @@ class FlashSACLearner:
         tau: rate of the target critic.
         amp_dtype: ``"bfloat16"`` computes the matrix products of the linear layers, and nothing
             else, in bfloat16.
+        compile: put the critic's part of the update through ``torch.compile``. Where no compiler is
+            usable, the first update warns and all run eagerly.
 
     Raises:
         ConfigError: a setting out of range.
 
     Examples:
-        >>> learner = FlashSACLearner(FlashSACLoss(actor, critic, gamma=0.97))
-        >>> metrics = learner.update(buffer.sample())
-        >>> metrics["loss_qvalue"].item()
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from unilab.modules import FlashSACActor, FlashSACCritic
+        >>> from unilab.objectives import FlashSACLoss
+        >>> from unilab.trainers import FlashSACLearner
+        >>> loss = FlashSACLoss(FlashSACActor(3, 1), FlashSACCritic(3, 1), gamma=0.97)
+        >>> loss.set_keys(critic_obs="obs")
+        >>> learner = FlashSACLearner(loss)
+        >>> batch = TensorDict({
+        ...     "obs": torch.randn(8, 3),
+        ...     "action": torch.rand(8, 1),
+        ...     ("next", "obs"): torch.randn(8, 3),
+        ...     ("next", "reward"): torch.randn(8, 1),
+        ...     ("next", "terminated"): torch.zeros(8, 1, dtype=torch.bool),
+        ... }, [8])
+        >>> sorted(learner.update(batch).keys())
+        ['alpha', 'entropy', 'loss_actor', 'loss_alpha', 'loss_qvalue', 'q_mean']
     """
 
     def __init__(
@@ -60,6 +78,7 @@ class FlashSACLearner:
         actor_update_period: int = 2,
         tau: float = 0.01,
         amp_dtype: str | None = None,
+        compile: bool = False,
     ) -> None:
         if actor_update_period < 1:
             raise ConfigError(f"actor_update_period={actor_update_period}: expected at least 1")
@@ -90,6 +109,9 @@ class FlashSACLearner:
             "critic": _ScheduledAdam(loss.critic.parameters(), schedule),
         }
         self._target_update = SoftUpdate(loss, tau=tau)
+        # The critic is most of an update. Compiling the actor's part gained nothing, and leaving it
+        # out lets any module that keeps the actor contract take part.
+        self._critic_terms = _CompiledOrEager(loss.critic_terms) if compile else loss.critic_terms
         self._actor_metrics: dict[str, Tensor] = {}
 
     def update(self, tensordict: TensorDictBase) -> TensorDict:
@@ -120,7 +142,7 @@ class FlashSACLearner:
         return {key: value.detach() for key, value in metrics.items()}
 
     def _step_critic(self, tensordict: TensorDictBase) -> dict[str, Tensor]:
-        loss_qvalue, info = self.loss.qvalue_loss(tensordict)
+        loss_qvalue, info = self._critic_terms(*self.loss.critic_inputs(tensordict))
         self._optimizers["critic"].minimize(loss_qvalue)
         self.loss.critic.normalize_parameters()
         self._target_update.step()
@@ -166,3 +188,29 @@ class _ScheduledAdam:
             group["lr"] = self.schedule(self.steps)
         self.adam.step()
         self.steps += 1
+
+
+class _CompiledOrEager:
+    """A compiled function that turns into the plain one, with a warning, if it does not compile."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._eager = function
+        # fullgraph: it compiles whole, before anything ran, or it does not. So a failure has
+        # moved no running statistics when the plain function takes over.
+        self._call = torch.compile(function, fullgraph=True, dynamic=False)
+
+    def __call__(self, *args: Tensor) -> Any:
+        try:
+            return self._call(*args)
+        except TorchDynamoException as error:
+            if self._call is self._eager:
+                raise
+            cause = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            warnings.warn(
+                f"torch.compile does not work here ({cause}): updates run eagerly, with the same "
+                "results. Install a C++ compiler, or pass compile=False to silence this",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+            self._call = self._eager
+        return self._eager(*args)

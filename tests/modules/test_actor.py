@@ -1,0 +1,188 @@
+"""The stochastic actor: training pass, exploration, export."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from reference import flashsac as ref
+from reference.tiny import ACTION, OBS, arrays, tiny_actor
+
+from unilab.errors import ConfigError
+from unilab.modules import FlashSACActor
+
+RANGES = {
+    "unit": {},
+    "one range": {"action_low": -2.0, "action_high": 3.0},
+    "per joint": {"action_low": [-1.0, 0.5], "action_high": [1.0, 4.0]},
+}
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_mean_std_and_statistics_are_those_of_the_reference(training):
+    actor, obs = tiny_actor().double(), torch.randn(6, OBS, dtype=torch.float64)
+    before, stats = arrays(actor), {}
+    mean, std = actor.get_mean_and_std(obs, training)
+    want_mean, want_log_std = ref.actor_heads(before, obs.numpy(), training, stats)
+    np.testing.assert_allclose(mean.detach(), want_mean, rtol=1e-10)
+    np.testing.assert_allclose(std.detach(), np.exp(want_log_std), rtol=1e-10)
+    after = arrays(actor)
+    for name, value in before.items():
+        np.testing.assert_allclose(after[name], stats.get(name, value), rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_action_and_log_prob_are_those_of_the_reference(name):
+    bounds = RANGES[name]
+    actor = tiny_actor(**bounds).double()
+    obs = torch.randn(6, OBS, dtype=torch.float64)
+    torch.manual_seed(3)
+    action, info = actor(obs, training=True)
+    torch.manual_seed(3)
+    eps = torch.randn(6, ACTION, dtype=torch.float64)
+    low, high = (np.asarray(bounds.get(k, d)) for k, d in (("action_low", -1), ("action_high", 1)))
+    fresh = arrays(tiny_actor(**bounds).double())
+    want, log_prob = ref.sample_action(fresh, obs.numpy(), eps.numpy(), True, {}, low, high)
+    np.testing.assert_allclose(action.detach(), want, rtol=1e-9)
+    np.testing.assert_allclose(info["log_prob"].squeeze(-1).detach(), log_prob, rtol=1e-9)
+
+
+def test_log_prob_is_the_density_of_the_actions():
+    """Its exponential, summed over a fine grid of a one-joint range, is a probability of one."""
+    actor = FlashSACActor(OBS, 1, hidden_dim=4, action_low=2.0, action_high=6.0).double()
+    obs = torch.zeros(200_000, OBS, dtype=torch.float64)
+    torch.manual_seed(0)
+    action, info = actor(obs, training=False)
+    mass, edges = torch.histogram(action.detach().squeeze(-1), bins=40, range=(2.0, 6.0))
+    width = edges[1] - edges[0]
+    middle = (action.detach().squeeze(-1) - 4.0).abs() < width / 2
+    density = info["log_prob"].detach().squeeze(-1).exp()[middle].mean()
+    share = middle.double().mean() / width
+    torch.testing.assert_close(density, share, rtol=0.03, atol=0)
+    assert mass.sum() == len(obs)
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_actions_fill_their_range_and_stay_inside(name):
+    actor = tiny_actor(**RANGES[name])
+    low = torch.as_tensor(RANGES[name].get("action_low", -1.0)).expand(ACTION)
+    high = torch.as_tensor(RANGES[name].get("action_high", 1.0)).expand(ACTION)
+    with torch.no_grad():
+        actor.std_head.bias.fill_(5.0)  # the widest noise
+        actor.mean_head.bias.zero_()
+    actions = torch.cat([actor.explore(torch.randn(512, OBS)) for _ in range(4)])
+    assert (actions >= low).all()
+    assert (actions <= high).all()
+    assert ((actions.amax(0) - actions.amin(0)) / (high - low)).min() > 0.98
+    assert actor.action_transform_id == ("tanh" if name == "unit" else "tanh_affine")
+
+
+def test_deterministic_action_is_the_transformed_mean_and_leaves_the_noise_alone():
+    actor, obs = tiny_actor(action_low=-2.0, action_high=3.0), torch.randn(4, OBS)
+    actor.explore(obs)
+    noise, steps, rng = actor._noise.clone(), actor._noise_steps.clone(), torch.get_rng_state()
+    action = actor.explore(obs, dones=torch.ones(4, 1, dtype=torch.bool), deterministic=True)
+    mean, _ = actor.get_mean_and_std(obs)
+    torch.testing.assert_close(action, 0.5 + 2.5 * torch.tanh(mean))
+    assert torch.equal(actor._noise, noise)
+    assert torch.equal(actor._noise_steps, steps)
+    assert torch.equal(torch.get_rng_state(), rng)
+
+
+def test_noise_is_held_for_a_zeta_distributed_number_of_steps():
+    actor, ticks, rows = tiny_actor(), 400, 256
+    torch.manual_seed(0)
+    obs = torch.zeros(rows, OBS)
+    noise = []
+    for _ in range(ticks):
+        actor.explore(obs)
+        noise.append(actor._noise[:, 0].clone())
+    noise = torch.stack(noise)
+    lengths = []
+    for row in noise.T:
+        changes = (row[1:] != row[:-1]).nonzero().squeeze(-1)
+        lengths.append(changes.diff())  # whole runs only
+    counts = torch.bincount(torch.cat(lengths), minlength=18)[1:].double()
+    assert counts[16:].sum() == 0
+    share = (counts / counts.sum())[:16].numpy()
+    np.testing.assert_allclose(share[:4], ref.zeta_law()[:4], rtol=0.05)
+    np.testing.assert_allclose(share, ref.zeta_law(), atol=0.005)
+    np.testing.assert_allclose(noise.std(), 1.0, atol=0.05)
+
+
+def test_noise_is_redrawn_for_the_environments_that_were_reset():
+    actor, obs = tiny_actor(), torch.zeros(64, OBS)
+    actor.explore(obs)
+    actor._noise_steps.fill_(10)  # all would hold
+    before = actor._noise.clone()
+    dones = torch.zeros(64, 1, dtype=torch.bool)
+    dones[::2] = True
+    actor.explore(obs, dones=dones)
+    same = (actor._noise == before).all(-1)
+    assert torch.equal(same, ~dones.squeeze(-1))
+
+
+def test_noise_starts_afresh_for_another_number_of_environments():
+    actor = tiny_actor()
+    actor.explore(torch.zeros(4, OBS))
+    assert actor.explore(torch.zeros(7, OBS)).shape == (7, ACTION)
+    assert actor._noise.shape == (7, ACTION)
+
+
+def test_exploration_is_the_same_for_the_same_seed():
+    runs = []
+    for _ in range(2):
+        actor = tiny_actor()
+        torch.manual_seed(5)
+        runs.append(torch.stack([actor.explore(torch.ones(4, OBS)) for _ in range(20)]))
+    assert torch.equal(*runs)
+
+
+def test_exploration_moves_no_running_statistics():
+    actor = tiny_actor()
+    before = {k: v.clone() for k, v in actor.state_dict().items()}
+    actor.explore(torch.randn(8, OBS))
+    assert all(torch.equal(v, before[k]) for k, v in actor.state_dict().items())
+
+
+def test_export_module_shares_weights_and_gives_the_deterministic_action():
+    actor, obs = tiny_actor(action_low=0.0, action_high=2.0), torch.randn(5, OBS)
+    export = actor.as_export_module()
+    torch.testing.assert_close(export(obs), actor.explore(obs, deterministic=True))
+    with torch.no_grad():
+        actor.mean_head.bias.add_(1.0)
+    torch.testing.assert_close(export(obs), actor.explore(obs, deterministic=True))
+
+
+def test_memory_categories_count_every_byte_once():
+    actor = tiny_actor()
+    actor.explore(torch.zeros(16, OBS))
+    categories = actor.inference_startup_memory_categories()
+    assert set(categories) == {"parameters", "buffers", "exploration_state"}
+    assert categories["exploration_state"] == 16 * ACTION * 4 + 16 * 8
+    total = sum(t.nbytes for t in (*actor.parameters(), *actor.buffers()))
+    assert sum(categories.values()) == total
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"obs_dim": 0}, "obs_dim=0: expected at least 1"),
+        ({"action_dim": 0}, "action_dim=0: expected at least 1"),
+        ({"hidden_dim": 0}, "hidden_dim=0: expected at least 1"),
+        ({"num_blocks": -1}, "num_blocks=-1: expected at least 0"),
+        ({"action_low": 1.0}, r"action range \[\[1.0, 1.0\], \[1.0, 1.0\]\]: expected low < high"),
+        (
+            {"action_high": [1.0, float("nan")]},
+            r"action range .* expected low < high",
+        ),
+        (
+            {"action_low": -float("inf")},
+            r"action range .* expected .* finite",
+        ),
+        ({"action_low": [0.0] * 3}, r"action bound of shape \[3\]: expected a number or \[2\]"),
+    ],
+)
+def test_a_setting_out_of_range_is_refused(kwargs, message):
+    with pytest.raises(ConfigError, match=message):
+        FlashSACActor(**{"obs_dim": 3, "action_dim": 2, **kwargs})

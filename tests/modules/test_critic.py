@@ -1,0 +1,82 @@
+"""The critic ensemble."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from reference import flashsac as ref
+from reference.tiny import ACTION, CRITIC_OBS, arrays, tiny_critic
+
+from unilab.errors import ConfigError
+from unilab.modules import FlashSACCritic
+
+
+def inputs(rows: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
+    return (
+        torch.randn(rows, CRITIC_OBS, dtype=torch.float64),
+        torch.rand(rows, ACTION, dtype=torch.float64) * 2 - 1,
+    )
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_log_probabilities_values_and_statistics_are_those_of_the_reference(training):
+    critic, (obs, action) = tiny_critic().double(), inputs()
+    before, stats = arrays(critic), {}
+    log_p = critic(obs, action, training)
+    want = ref.critic_log_p(before, obs.numpy(), action.numpy(), training, stats)
+    np.testing.assert_allclose(log_p.detach(), want, rtol=1e-10)
+    np.testing.assert_allclose(
+        critic.value(log_p).detach(), ref.value(want, before["support"]), rtol=1e-10
+    )
+    after = arrays(critic)
+    for name, value in before.items():
+        np.testing.assert_allclose(after[name], stats.get(name, value), rtol=1e-12)
+
+
+@pytest.mark.parametrize("rows", [slice(3), slice(3, None)])
+def test_wanted_rows_are_those_of_the_whole_batch_statistics_included(rows):
+    critic, other, (obs, action) = tiny_critic().double(), tiny_critic().double(), inputs()
+    whole = critic(obs, action, training=True)
+    part = other(obs, action, training=True, rows=rows)
+    torch.testing.assert_close(part, whole[:, rows])
+    for name, value in critic.state_dict().items():
+        torch.testing.assert_close(other.state_dict()[name], value)
+
+
+def test_gradients_of_wanted_rows_are_those_of_slicing_the_whole():
+    critic, other, (obs, action) = tiny_critic().double(), tiny_critic().double(), inputs()
+    critic.value(critic(obs, action, training=True)[:, :3]).sum().backward()
+    other.value(other(obs, action, training=True, rows=slice(3))).sum().backward()
+    for one, two in zip(critic.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, two.grad)
+
+
+def test_support_is_evenly_spaced_from_minus_five_to_five_by_default():
+    critic = FlashSACCritic(2, 1, hidden_dim=4)
+    torch.testing.assert_close(critic.support, torch.linspace(-5, 5, 101))
+    assert critic(torch.zeros(3, 2), torch.zeros(3, 1), training=False).shape == (2, 3, 101)
+
+
+def test_value_is_within_the_support_for_any_weights():
+    critic, (obs, action) = tiny_critic().double(), inputs()
+    critic.head.bias.data.normal_(std=100)
+    value = critic.value(critic(obs, action, training=False))
+    assert value.abs().max() <= 5.0 + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"obs_dim": 0}, "obs_dim=0: expected at least 1"),
+        ({"action_dim": -1}, "action_dim=-1: expected at least 1"),
+        ({"num_members": 0}, "num_members=0: expected at least 1"),
+        ({"num_bins": 1}, "num_bins=1: expected at least 2"),
+        ({"hidden_dim": 0}, "hidden_dim=0: expected at least 1"),
+        ({"num_blocks": -1}, "num_blocks=-1: expected at least 0"),
+        ({"v_min": 2.0, "v_max": 2.0}, "v_min=2.0, v_max=2.0: expected v_min < v_max"),
+    ],
+)
+def test_a_setting_out_of_range_is_refused(kwargs, message):
+    with pytest.raises(ConfigError, match=message):
+        FlashSACCritic(**{"obs_dim": 3, "action_dim": 2, **kwargs})

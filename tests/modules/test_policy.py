@@ -1,0 +1,98 @@
+"""The rollout policy over an actor."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from reference.tiny import ACTION, OBS, tiny_actor
+from tensordict import TensorDict
+from torchrl.envs import InitTracker, PendulumEnv, SerialEnv, TransformedEnv
+from torchrl.envs.transforms import CatTensors
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+
+from unilab.modules import FlashSACActor, FlashSACPolicy
+
+
+def held(actor: FlashSACActor, rows: int) -> FlashSACActor:
+    """An actor that would hold its present noise."""
+    actor.explore(torch.zeros(rows, OBS))
+    actor._noise_steps.fill_(10)
+    return actor
+
+
+def test_random_exploration_draws_around_the_mean():
+    policy = FlashSACPolicy(tiny_actor())
+    data = TensorDict({"obs": torch.zeros(16, OBS)}, [16])
+    with set_exploration_type(ExplorationType.RANDOM):
+        action = policy(data)["action"]
+    assert len(action.unique(dim=0)) == 16
+
+
+@pytest.mark.parametrize(
+    "kind", [ExplorationType.DETERMINISTIC, ExplorationType.MODE, ExplorationType.MEAN]
+)
+def test_any_other_exploration_type_acts_with_the_transformed_mean(kind):
+    actor = held(tiny_actor(), 5)
+    noise = actor._noise.clone()
+    data = TensorDict({"obs": torch.randn(5, OBS)}, [5])
+    with set_exploration_type(kind):
+        action = FlashSACPolicy(actor)(data)["action"]
+    torch.testing.assert_close(action, torch.tanh(actor.get_mean_and_std(data["obs"])[0]))
+    assert torch.equal(actor._noise, noise)
+
+
+@pytest.mark.parametrize("key", ["is_init", "done"])
+def test_noise_is_redrawn_where_a_row_was_just_reset(key):
+    actor = held(tiny_actor(), 6)
+    before = actor._noise.clone()
+    reset = torch.tensor([[True], [False]] * 3)
+    data = TensorDict({"obs": torch.zeros(6, OBS), key: reset}, [6])
+    with set_exploration_type(ExplorationType.RANDOM):
+        FlashSACPolicy(actor)(data)
+    assert torch.equal((actor._noise == before).all(-1), ~reset.squeeze(-1))
+
+
+def test_is_init_wins_over_done():
+    actor = held(tiny_actor(), 2)
+    before = actor._noise.clone()
+    data = TensorDict(
+        {
+            "obs": torch.zeros(2, OBS),
+            "is_init": torch.tensor([[True], [False]]),
+            "done": torch.tensor([[False], [True]]),
+        },
+        [2],
+    )
+    with set_exploration_type(ExplorationType.RANDOM):
+        FlashSACPolicy(actor)(data)
+    assert torch.equal((actor._noise == before).all(-1), torch.tensor([False, True]))
+
+
+@pytest.mark.parametrize("batch_size", [[], [4], [2, 3]])
+def test_any_batch_shape_goes_through(batch_size):
+    data = TensorDict({"obs": torch.randn(*batch_size, OBS)}, batch_size)
+    assert FlashSACPolicy(tiny_actor())(data)["action"].shape == (*batch_size, ACTION)
+
+
+def test_keys_are_those_it_was_given():
+    policy = FlashSACPolicy(tiny_actor(), obs_key=("agent", "state"), action_key=("agent", "u"))
+    assert policy.in_keys == [("agent", "state")]
+    assert policy.out_keys == [("agent", "u")]
+    out = policy(TensorDict({"agent": {"state": torch.zeros(4, OBS)}}, [4]))
+    assert out["agent", "u"].shape == (4, ACTION)
+
+
+def test_the_actor_is_the_instance_that_is_optimised():
+    actor = tiny_actor()
+    assert FlashSACPolicy(actor).actor is actor
+
+
+def test_it_drives_a_torchrl_environment():
+    env = TransformedEnv(
+        SerialEnv(2, PendulumEnv), CatTensors(["th", "thdot"], "obs", dim=-1, unsqueeze_if_oor=True)
+    )
+    env = TransformedEnv(env, InitTracker())
+    actor = FlashSACActor(2, 1, hidden_dim=4, action_low=-2.0, action_high=2.0)
+    rollout = env.rollout(5, FlashSACPolicy(actor), break_when_any_done=False)
+    assert rollout["action"].shape == (2, 5, 1)
+    assert rollout["action"].abs().max() <= 2.0

@@ -1,0 +1,1 @@
+"""Independent float64 NumPy renderings that the library's tensors are checked against."""

@@ -106,7 +106,7 @@ def test_a_factory_gives_the_same_environment_in_a_spawned_process():
     try:
         there = ours.recv()
     finally:
-        child.join(60)
+        child.join(300)
     assert child.exitcode == 0
     assert (there == rollout(make_env)).all()
 
@@ -219,3 +219,15 @@ def test_num_envs_must_be_a_positive_integer(num_envs):
 def test_a_device_that_does_not_exist_is_refused():
     with pytest.raises(ConfigError, match=r"device is 'gpu': give 'cpu', 'cuda' or 'cuda:<n>'"):
         registry.factory("pendulum_swingup", num_envs=1, device="gpu")
+
+
+def test_an_optional_setting_can_be_overridden_with_none():
+    env = registry.make("go2_velocity_flat", num_envs=1, overrides={"scene.keyframe": None})
+    assert env.cfg.scene.keyframe is None
+
+
+def test_a_setting_that_is_not_optional_cannot_be_none():
+    with pytest.raises(
+        ConfigError, match=r"override 'decimation' is None \(NoneType\): expected int"
+    ):
+        registry.make("go2_velocity_flat", num_envs=1, overrides={"decimation": None})

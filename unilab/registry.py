@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
 import torch
 
@@ -164,12 +165,18 @@ def _overridden(value: Any, overrides: Mapping[str, Any], path: str) -> Any:
         else:
             if rest:
                 raise ConfigError(f"override '{here}.{rest}': {here!r} is a value, not a table")
-            new = _like(old, new, here)
+            if new is not None or not _optional(value, key):
+                new = _like(old, new, here)
         if is_dataclass(value) and not isinstance(value, type):
             value = replace(value, **{key: new})
         else:
             value = {**value, key: new}
     return value
+
+
+def _optional(value: Any, key: str) -> bool:
+    """Whether a field may be None."""
+    return is_dataclass(value) and NoneType in get_args(get_type_hints(type(value))[key])
 
 
 def _like(old: Any, new: Any, path: str) -> Any:

@@ -1,4 +1,4 @@
-"""One thread a test process: the guide's networks are too small to share."""
+"""One thread a test process: its batches gain nothing from more, and processes run side by side."""
 
 from __future__ import annotations
 

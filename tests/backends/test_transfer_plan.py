@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unilab.backends import HostBridgeTransferPlan
@@ -26,6 +26,7 @@ def blocks() -> st.SearchStrategy[list[tuple[str, slice]]]:
     return st.lists(st.sampled_from(sorted(VIEWS)).flatmap(cut), min_size=1, max_size=6)
 
 
+@settings(deadline=None)
 @given(blocks())
 def test_every_block_is_found_at_its_columns(sources):
     plan = HostBridgeTransferPlan(VIEWS, sources, CPU)
@@ -35,6 +36,7 @@ def test_every_block_is_found_at_its_columns(sources):
         assert torch.equal(packet[:, at], VIEWS[name][:, cols].float())
 
 
+@settings(deadline=None)
 @given(blocks())
 def test_columns_that_blocks_share_are_read_once(sources):
     plan = HostBridgeTransferPlan(VIEWS, sources, CPU)

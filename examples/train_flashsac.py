@@ -82,7 +82,7 @@ def train(cfg: TrainCfg) -> int:
         actor_update_period=params.actor_update_period,
         tau=params.tau,
         amp_dtype=params.amp_dtype,
-        # COMPILE
+        compile=params.compile,
     )
     buffer = make_replay_buffer(
         algo.replay_capacity,

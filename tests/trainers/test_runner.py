@@ -166,10 +166,23 @@ def test_a_nan_in_training_is_named_and_keeps_the_checkpoint_before(session):
     run = session()
     run.train(TICKS)
     counters = run.checkpointer.load()
+    runner = run.runner(TICKS, counters=counters, log_interval_s=600)
+    # Without a policy in the loop, whose NaN actions the environment would refuse first.
+    runner.collector = [batch.clone() for batch in runner.collector]
     with torch.no_grad():
         run.learner.loss.log_alpha.fill_(float("nan"))
     with pytest.raises(NonFiniteError, match=r"alpha.* became NaN or infinite before 160 frames"):
-        run.train(TICKS, counters)
+        runner.run()
+    assert run.checkpointer.load().frames == FRAMES
+
+
+def test_a_diverged_policy_ends_the_run_at_the_environment(session):
+    run = session()
+    run.train(TICKS)
+    with torch.no_grad():
+        run.actor.mean_head.weight.fill_(float("nan"))
+    with pytest.raises(NonFiniteError, match=r"action is not finite.*diverged policy"):
+        run.train(TICKS)
     assert run.checkpointer.load().frames == FRAMES
 
 

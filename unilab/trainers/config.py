@@ -70,6 +70,8 @@ class AlgoParamsCfg:
             raise ConfigError(
                 f"{path}.v_min must be below {path}.v_max: {self.v_min}, {self.v_max}"
             )
+        for name in ("lr_end", "bc_alpha"):
+            _at_least(f"{path}.{name}", getattr(self, name), 0)
         for name in ("lr", "tau", "alpha_init", "target_entropy_sigma"):
             _positive(f"{path}.{name}", getattr(self, name))
         _at_most(f"{path}.tau", self.tau, 1.0)

@@ -1,0 +1,160 @@
+"""examples/train_flashsac.py, run for real on the pendulum with tiny networks."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from unilab.conf import compose
+from unilab.errors import CheckpointError, ConfigError
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "train_flashsac.py"
+TINY = [
+    "task=pendulum_swingup",
+    "algo.num_envs=4",
+    "algo.batch_size=16",
+    "algo.learning_starts=32",
+    "algo.replay_capacity=1000",
+    "algo.total_frames=160",
+    "algo.algo_params.actor_hidden_dim=8",
+    "algo.algo_params.critic_hidden_dim=8",
+    "training.num_threads=1",
+    "training.device=cpu",
+    "training.eval_num_envs=2",
+    "env.episode_length_s=0.4",
+]
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("train_flashsac", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def rows(run: Path) -> list[dict[str, str]]:
+    with (run / "progress.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_run_ends_with_results_and_the_next_commands(script, tmp_path, capsys):
+    run = tmp_path / "run"
+    assert script.train(compose([*TINY, f"training.run_dir={run}"])) == 0
+    out = capsys.readouterr().out
+    assert "Finished: 160 steps" in out
+    assert "Eval/return" in out
+    assert f"training.resume={run} algo.total_frames=320" in out
+    assert [p.name for p in (run / "checkpoints").iterdir()] == ["checkpoint-000000000160"]
+    last = rows(run)[-1]
+    assert int(last["frames"]) == 160
+    assert last["Eval/return"]
+    assert float(last["Perf/updates"]) == 160 / 4 - 32 / 4 + 1
+
+
+def test_run_config_says_what_the_critic_reads(script, tmp_path):
+    run = tmp_path / "run"
+    script.train(compose([*TINY, f"training.run_dir={run}", "training.eval_interval=null"]))
+    content = json.loads((run / "run_config.json").read_text())
+    assert content["critic_obs"] == "obs"
+    assert content["obs_groups"] == {"obs": 3}
+    assert content["actor_semantics"]["action_transform"] == "tanh"
+    assert content["config"]["algo"]["num_envs"] == 4
+    assert content["device_resolution"]["learner"] == "cpu"
+
+
+def test_the_critic_reads_its_own_group_where_the_task_has_one(script, tmp_path):
+    run = tmp_path / "run"
+    overrides = [o for o in TINY if not o.startswith(("task=", "env."))]
+    cfg = compose(
+        [
+            "task=go2_velocity_flat",
+            *overrides,
+            "algo.algo_params.compile=false",
+            "algo.total_frames=48",
+            f"training.run_dir={run}",
+            "training.eval_interval=null",
+        ]
+    )
+    assert script.train(cfg) == 0
+    content = json.loads((run / "run_config.json").read_text())
+    assert content["critic_obs"] == "critic"
+    assert content["obs_groups"]["critic"] > content["obs_groups"]["obs"]
+
+
+def test_a_finished_run_goes_on_with_more_steps(script, tmp_path, capsys):
+    run = tmp_path / "run"
+    script.train(compose([*TINY, f"training.run_dir={run}", "training.save_replay=true"]))
+    before = rows(run)
+    resume = f"training.resume={run}"
+    with pytest.raises(ConfigError, match=r"taken all of its algo.total_frames=160 steps"):
+        script.train(compose([resume]))
+    assert rows(run) == before
+
+    assert script.train(compose([resume, "algo.total_frames=240"])) == 0
+    assert "Finished: 240 steps" in capsys.readouterr().out
+    after = rows(run)
+    assert after[: len(before)] == before
+    assert int(after[-1]["frames"]) == 240
+    # With the replay contents back, an update follows every one of the 20 steps.
+    assert float(after[-1]["Perf/updates"]) == float(before[-1]["Perf/updates"]) + 20
+    assert (
+        json.loads((run / "run_config.json").read_text())["config"]["algo"]["total_frames"] == 240
+    )
+
+
+def test_other_networks_are_refused_and_the_run_is_left_as_it_was(script, tmp_path):
+    run = tmp_path / "run"
+    script.train(compose([*TINY, f"training.run_dir={run}"]))
+    files = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
+    wider = ["algo.algo_params.actor_hidden_dim=16", "algo.total_frames=240"]
+    with pytest.raises(CheckpointError, match=r"does not fit this run.*Nothing was loaded"):
+        script.train(compose([f"training.resume={run}", *wider]))
+    assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == files
+
+
+def test_a_bad_environment_override_leaves_no_run_folder(script, tmp_path):
+    run = tmp_path / "run"
+    cfg = compose([*TINY, f"training.run_dir={run}", "env.decimate=4"])
+    with pytest.raises(ConfigError, match=r"'decimate'.*did you mean 'decimation'"):
+        script.train(cfg)
+    assert not run.exists()
+
+
+def test_ctrl_c_saves_and_leaves_with_a_summary(tmp_path):
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            str(SCRIPT),
+            *TINY,
+            "algo.total_frames=100_000_000",
+            "training.log_interval_s=0.01",
+            "training.run_dir=run",
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    # The first line of progress: the loop is running.
+    first = process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=600)
+    assert "steps/s" in first, first + err
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    (checkpoint,) = (tmp_path / "run" / "checkpoints").iterdir()
+    frames = int(checkpoint.name.split("-")[1])
+    assert f"Stopped at 0%: {frames:,} steps" in out
+    assert out.rstrip().endswith("training.resume=run")
+    assert [p.name for p in tmp_path.iterdir()] == ["run"]

@@ -1,0 +1,56 @@
+"""Evaluation: the first episode of each environment, without a trace in training."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torchrl.envs import PendulumEnv
+
+from unilab.errors import ConfigError
+from unilab.trainers import Evaluator
+
+
+def test_the_first_episode_of_each_environment_counts(session):
+    run = session()
+    run.env.max_episode_length = 12
+    metrics = Evaluator(run.env, run.policy)()
+    assert metrics["Eval/episode_length"] == 12
+    assert metrics["Eval/terminated"] == 0
+    # The reward of a step is its term times the length of a control step; the term is at most 1.
+    assert 0 < metrics["Eval/return"] <= 12
+    assert "Eval/Episode_Reward/upright" in metrics
+
+
+def test_the_return_is_the_sum_of_that_episodes_rewards(session):
+    run = session()
+    run.env.max_episode_length = 6
+    run.env.set_seed(5)
+    measured = Evaluator(run.env, run.policy)()["Eval/return"]
+    run.env.set_seed(5)
+    data = run.env.reset()
+    total = torch.zeros(4, 1)
+    for _ in range(6):
+        action = run.actor.explore(data["obs"], deterministic=True)
+        step, data = run.env.step_and_maybe_reset(data.set("action", action))
+        total += step["next", "reward"]
+    assert measured == pytest.approx(total.mean().item(), rel=1e-6)
+
+
+def test_an_episode_that_is_cut_short_counts_as_it_stands(session):
+    run = session()
+    assert Evaluator(run.env, run.policy, max_steps=3)()["Eval/episode_length"] == 3
+
+
+def test_evaluating_leaves_random_generator_and_exploration_as_they_were(session):
+    run = session()
+    evaluate = Evaluator(session(seed=1).env, run.policy, max_steps=5)
+    run.actor.explore(torch.zeros(4, 3))
+    noise, rng = run.actor._noise.clone(), torch.get_rng_state()
+    evaluate()
+    assert torch.equal(run.actor._noise, noise)
+    assert torch.equal(torch.get_rng_state(), rng)
+
+
+def test_an_environment_without_episode_length_needs_max_steps(session):
+    with pytest.raises(ConfigError, match="PendulumEnv has no max_episode_length: pass max_steps"):
+        Evaluator(PendulumEnv(), session().policy)

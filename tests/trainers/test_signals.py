@@ -1,0 +1,56 @@
+"""Signals become a request to stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+
+from unilab.trainers.signals import StopRequest
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_the_first_signal_is_noted_with_the_exit_code_of_a_shell(signum, code):
+    with StopRequest() as stop:
+        assert not stop.requested
+        assert stop.exit_code == 0
+        os.kill(os.getpid(), signum)
+        assert stop.requested
+    assert stop.exit_code == code
+
+
+def test_a_second_ctrl_c_interrupts_at_once():
+    with StopRequest() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.requested
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_handlers_are_put_back(monkeypatch):
+    def mine(signum, frame):
+        raise AssertionError
+
+    before = signal.signal(signal.SIGTERM, mine)
+    try:
+        with StopRequest():
+            assert signal.getsignal(signal.SIGTERM) is not mine
+        assert signal.getsignal(signal.SIGTERM) is mine
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_outside_the_main_thread_nothing_is_installed():
+    before = signal.getsignal(signal.SIGINT)
+    seen = []
+
+    def run():
+        with StopRequest() as stop:
+            seen.append((stop.requested, signal.getsignal(signal.SIGINT)))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert seen == [(False, before)]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from reference.pendulum import pendulum
 from reference.tiny import ACTION, OBS, tiny_actor
 from tensordict import TensorDict
-from torchrl.envs import InitTracker, PendulumEnv, SerialEnv, TransformedEnv
-from torchrl.envs.transforms import CatTensors
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from unilab.modules import FlashSACActor, FlashSACPolicy
@@ -88,10 +87,7 @@ def test_the_actor_is_the_instance_that_is_optimised():
 
 
 def test_it_drives_a_torchrl_environment():
-    env = TransformedEnv(
-        SerialEnv(2, PendulumEnv), CatTensors(["th", "thdot"], "obs", dim=-1, unsqueeze_if_oor=True)
-    )
-    env = TransformedEnv(env, InitTracker())
+    env = pendulum(num_envs=2)
     actor = FlashSACActor(2, 1, hidden_dim=4, action_low=-2.0, action_high=2.0)
     rollout = env.rollout(5, FlashSACPolicy(actor), break_when_any_done=False)
     assert rollout["action"].shape == (2, 5, 1)

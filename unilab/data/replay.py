@@ -59,8 +59,9 @@ def make_replay_buffer(
         the buffer.
 
     Raises:
-        ConfigError: a size below 1, or ``n_step > 1`` without ``gamma``. When extended: data
-            without an action or a reward, or not ``[N, T]`` when ``n_step > 1``.
+        ConfigError: a size below 1, ``gamma`` outside (0, 1], or ``n_step > 1`` without it. When
+            extended: data without an action or a reward; with ``n_step > 1``, data not ``[N, T]``
+            or of another ``N`` than before.
 
     Examples:
         >>> import torch
@@ -80,8 +81,12 @@ def make_replay_buffer(
     for name, value in (("capacity", capacity), ("batch_size", batch_size), ("n_step", n_step)):
         if value < 1:
             raise ConfigError(f"{name}={value}: expected at least 1")
+    if prefetch < 0:
+        raise ConfigError(f"prefetch={prefetch}: expected at least 0")
     if n_step > 1 and gamma is None:
         raise ConfigError(f"n_step={n_step} without gamma: pass the discount of one step")
+    if gamma is not None and not 0.0 < gamma <= 1.0:
+        raise ConfigError(f"gamma={gamma}: expected 0 < gamma <= 1")
     buffer = TensorDictReplayBuffer(
         storage=LazyTensorStorage(capacity, device=device),
         sampler=RandomSampler(),
@@ -100,6 +105,7 @@ class _Intake(Transform):
     def __init__(self, keys: Sequence[NestedKey], n_step: int, gamma: float | None) -> None:
         super().__init__()
         self._keys = list(keys)
+        self._rows: int | None = None
         # done_keys=[] lets the end-of-episode flags move with the observation they belong to;
         # by default MultiStep leaves those of the window's first step, and a window that runs
         # into a terminal state would bootstrap from it.
@@ -125,6 +131,13 @@ class _Intake(Transform):
                 f"data of batch size {list(kept.batch_size)}: a buffer with n_step > 1 needs "
                 "[N, T] in time order; extend it before flattening"
             )
+        rows = kept.batch_size[0]
+        if self._rows not in (None, rows):
+            raise ConfigError(
+                f"data of {rows} environments, {self._rows} before: a buffer with n_step > 1 joins "
+                "the ticks of each environment, so they must stay the same"
+            )
+        self._rows = rows
         # What is held back must outlive the caller's next write to its own memory.
         ahead = self._multi_step._inv_call(kept.clone())
         if ahead is None:

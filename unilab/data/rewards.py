@@ -30,8 +30,10 @@ class RewardNormalizer:
         >>> from tensordict import TensorDict
         >>> from unilab.data import RewardNormalizer
         >>> rewards = RewardNormalizer(gamma=0.97)
-        >>> next_data = {"reward": torch.ones(256, 1, 1) * 20, "done": torch.zeros(256, 1, 1).bool()}
-        >>> data = TensorDict({"next": next_data}, [256, 1])
+        >>> data = TensorDict({
+        ...     ("next", "reward"): torch.full((256, 1, 1), 20.0),
+        ...     ("next", "done"): torch.zeros(256, 1, 1, dtype=torch.bool),
+        ... }, [256, 1])
         >>> rewards.update(data)                            # [N, T], in time order
         >>> rewards.normalize(data)["next", "reward"].max()  # max|G| = 20 fits the support's 5
         tensor(5.)
@@ -59,11 +61,16 @@ class RewardNormalizer:
                 ``("next", "done")``; the same ``N`` environments each call.
 
         Raises:
-            ConfigError: another number of environments than before.
+            ConfigError: another number of environments than before, or no reward or done in it.
         """
         if data.batch_dims not in (1, 2):
             raise ConfigError(f"data of batch size {list(data.batch_size)}: expected [N] or [N, T]")
         rows = data.batch_size[0]
+        for key in (("next", "reward"), ("next", "done")):
+            if key not in data.keys(include_nested=True):
+                raise ConfigError(
+                    f"the data has no {key!r}: update() needs the collector's own data"
+                )
         reward = data.get(("next", "reward")).reshape(rows, -1).double()
         done = data.get(("next", "done")).reshape(rows, -1)
         if self._returns is None:
@@ -76,7 +83,7 @@ class RewardNormalizer:
             )
         if self._returns.device != reward.device:
             self._to(reward.device)
-        keep = (~done) * self.gamma
+        keep = (~done).double() * self.gamma  # a bool times a float would round gamma to float32
         for t in range(reward.shape[1]):
             self._returns = self._returns * keep[:, t] + reward[:, t]
             self._merge(self._returns)

@@ -57,8 +57,6 @@ class FlashSACActor(nn.Module):
     action_scale: Tensor
     action_offset: Tensor
     _zeta_cumulative: Tensor
-    _noise: Tensor
-    _noise_steps: Tensor
 
     def __init__(
         self,
@@ -98,9 +96,10 @@ class FlashSACActor(nn.Module):
         cumulative = zeta_pmf(self.max_noise_steps).cumsum(0)
         cumulative[-1] = 1.0  # so that a uniform draw below 1 never falls past the table
         self.register_buffer("_zeta_cumulative", cumulative.float().to(device), persistent=False)
-        self.register_buffer("_noise", torch.zeros(0, action_dim, device=device), persistent=False)
-        steps = torch.zeros(0, dtype=torch.long, device=device)
-        self.register_buffer("_noise_steps", steps, persistent=False)
+        # Not buffers: their size is that of whoever explores, so a collector that copies this
+        # module's tensors into its own copy must not find them.
+        self._noise = torch.zeros(0, action_dim, device=device)
+        self._noise_steps = torch.zeros(0, dtype=torch.long, device=device)
 
     def get_mean_and_std(self, obs: Tensor, training: bool = False) -> tuple[Tensor, Tensor]:
         """Parameters of the pre-transform Gaussian.
@@ -153,7 +152,7 @@ class FlashSACActor(nn.Module):
 
     def _step_noise(self, like: Tensor, dones: Tensor | None) -> Tensor:
         """Advance the noise state one control step and return its ``[N, A]`` noise."""
-        if self._noise.shape != like.shape:
+        if self._noise.shape != like.shape or self._noise.device != like.device:
             self._noise = torch.zeros_like(like)
             self._noise_steps = torch.zeros(like.shape[0], dtype=torch.long, device=like.device)
         redraw = self._noise_steps <= 0
@@ -179,13 +178,10 @@ class FlashSACActor(nn.Module):
         Returns:
             ``{"parameters": ..., "buffers": ..., "exploration_state": ...}``.
         """
-        state = (self._noise, self._noise_steps)
-        total = sum(b.nbytes for b in self.buffers())
-        exploration = sum(b.nbytes for b in state)
         return {
             "parameters": sum(p.nbytes for p in self.parameters()),
-            "buffers": total - exploration,
-            "exploration_state": exploration,
+            "buffers": sum(b.nbytes for b in self.buffers()),
+            "exploration_state": self._noise.nbytes + self._noise_steps.nbytes,
         }
 
     def _heads(self, obs: Tensor, training: bool) -> tuple[Tensor, Tensor]:

@@ -63,7 +63,7 @@ class UnitLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer: ``[B, in] -> [B, out]`` or ``[E, in, B] -> [E, out, B]``."""
-        weight = self.weight
+        weight: Tensor = self.weight
         dtype = x.dtype
         if self.matmul_dtype is not None:
             x, weight = x.to(self.matmul_dtype), weight.to(self.matmul_dtype)

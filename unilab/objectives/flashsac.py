@@ -15,7 +15,7 @@ from torchrl.objectives import LossModule
 from torchrl.objectives.utils import hold_out_net
 
 from unilab.errors import ConfigError
-from unilab.modules import FlashSACCritic
+from unilab.modules import FlashSACCritic, FlashSACPolicy
 from unilab.objectives import functional as F
 
 __all__ = ["FlashSACLoss"]
@@ -37,7 +37,8 @@ class FlashSACLoss(LossModule):
         bc_alpha: weight of the behaviour-cloning term of the actor's loss.
 
     Raises:
-        ConfigError: a setting out of range, or (when called) a batch without an expected key.
+        ConfigError: a setting out of range, an actor and a critic of different action widths, or
+            (when called) a batch without an expected key.
 
     The sum of the ``loss_*`` entries is what to minimise: each parameter gets the gradient of its
     own loss and of no other. ``SoftUpdate(loss, tau=0.01)`` moves the target critic's parameters;
@@ -140,8 +141,14 @@ class FlashSACLoss(LossModule):
             raise ConfigError(f"alpha_init={alpha_init}: expected a positive temperature")
         if not target_entropy_sigma > 0.0:
             raise ConfigError(f"target_entropy_sigma={target_entropy_sigma}: expected > 0")
-        if bc_alpha < 0.0:
+        if not bc_alpha >= 0.0:
             raise ConfigError(f"bc_alpha={bc_alpha}: expected >= 0")
+        width = getattr(actor, "action_dim", critic.action_dim)
+        if width != critic.action_dim:
+            raise ConfigError(
+                f"an actor of action_dim={width} with a critic of action_dim={critic.action_dim}: "
+                "build both for the same actions"
+            )
         self.gamma = gamma
         self.bc_alpha = bc_alpha
         if target_entropy is None:
@@ -160,9 +167,10 @@ class FlashSACLoss(LossModule):
         )
 
     @property
-    def actor_network(self) -> nn.Module:
-        """The actor, under the name that TorchRL's SACTrainer reads."""
-        return self.actor
+    def actor_network(self) -> FlashSACPolicy:
+        """The rollout policy over the actor, as TorchRL's SACTrainer sends it to collectors."""
+        keys = self.tensor_keys
+        return FlashSACPolicy(self.actor, obs_key=keys.obs, action_key=keys.action)
 
     @property
     def target_critic(self) -> FlashSACCritic:

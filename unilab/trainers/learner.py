@@ -84,6 +84,15 @@ class FlashSACLearner:
             raise ConfigError(f"actor_update_period={actor_update_period}: expected at least 1")
         if not 0.0 < tau <= 1.0:
             raise ConfigError(f"tau={tau}: expected 0 < tau <= 1")
+        if not lr > 0.0:
+            raise ConfigError(f"lr={lr}: expected a positive learning rate")
+        for name, rate in (("lr_init", lr_init), ("lr_end", lr_end)):
+            if not rate >= 0.0:
+                raise ConfigError(f"{name}={rate}: expected at least 0")
+        if warmup_steps < 0:
+            raise ConfigError(f"warmup_steps={warmup_steps}: expected at least 0")
+        if decay_steps < 1:
+            raise ConfigError(f"decay_steps={decay_steps}: expected at least 1")
         if amp_dtype not in (None, "bfloat16"):
             raise ConfigError(f"amp_dtype={amp_dtype!r}: expected None or 'bfloat16'")
         for layer in loss.modules():
@@ -203,8 +212,6 @@ class _CompiledOrEager:
         try:
             return self._call(*args)
         except TorchDynamoException as error:
-            if self._call is self._eager:
-                raise
             cause = (str(error).strip().splitlines() or [type(error).__name__])[0]
             warnings.warn(
                 f"torch.compile does not work here ({cause}): updates run eagerly, with the same "

@@ -1,0 +1,145 @@
+"""Reward normalisation against its float64 rendering."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from reference.flashsac import RewardScale
+from tensordict import TensorDict
+
+from unilab.data import RewardNormalizer
+from unilab.errors import ConfigError
+
+GAMMA = 0.9
+
+
+def transitions(reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray) -> TensorDict:
+    """``[N, T]`` data as a collector gives it."""
+    nested = {
+        "reward": torch.as_tensor(reward).unsqueeze(-1),
+        "terminated": torch.as_tensor(terminated).unsqueeze(-1),
+        "truncated": torch.as_tensor(truncated).unsqueeze(-1),
+        "done": torch.as_tensor(terminated | truncated).unsqueeze(-1),
+    }
+    return TensorDict({"next": nested}, reward.shape)
+
+
+def random_transitions(num_envs: int, ticks: int, seed: int = 0) -> TensorDict:
+    rng = np.random.default_rng(seed)
+    shape = (num_envs, ticks)
+    return transitions(
+        rng.normal(3.0, 2.0, shape), rng.random(shape) < 0.1, rng.random(shape) < 0.1
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), num_envs=st.integers(1, 4), ticks=st.integers(1, 8), size=st.integers(1, 3))
+def test_scale_is_that_of_the_reference_however_the_ticks_are_batched(data, num_envs, ticks, size):
+    shape = (num_envs, ticks)
+    reward = data.draw(arrays(np.float64, shape, elements=st.floats(-50, 50, width=32)))
+    terminated = data.draw(arrays(np.bool_, shape))
+    truncated = data.draw(arrays(np.bool_, shape))
+    rewards, reference = RewardNormalizer(GAMMA), RewardScale(GAMMA, num_envs)
+    batch = transitions(reward, terminated, truncated)
+    for start in range(0, ticks, size):
+        rewards.update(batch[:, start : start + size])
+    for tick in range(ticks):
+        reference.tick(reward[:, tick], terminated[:, tick] | truncated[:, tick])
+    assert rewards.scale.item() == pytest.approx(reference.scale, rel=1e-9)
+    np.testing.assert_allclose(rewards.state_dict()["returns"], reference.returns, rtol=1e-12)
+    assert rewards.state_dict()["mean"].item() == pytest.approx(reference.mean, abs=1e-9)
+
+
+def test_one_tick_may_come_without_a_time_dimension():
+    data = random_transitions(3, 4)
+    whole, ticks = RewardNormalizer(GAMMA), RewardNormalizer(GAMMA)
+    whole.update(data)
+    for tick in range(4):
+        ticks.update(data[:, tick])
+    assert torch.equal(whole.scale, ticks.scale)
+
+
+def test_rewards_are_divided_and_the_batch_is_left_as_it_was():
+    data = random_transitions(3, 5)
+    data["next", "reward"] = data["next", "reward"].float()
+    rewards = RewardNormalizer(GAMMA)
+    rewards.update(data)
+    raw = data["next", "reward"].clone()
+    out = rewards.normalize(data)
+    assert out["next", "reward"].dtype == torch.float32
+    torch.testing.assert_close(out["next", "reward"], raw / rewards.scale.float())
+    assert torch.equal(data["next", "reward"], raw)
+    assert torch.equal(out["next", "done"], data["next", "done"])
+
+
+def test_constant_returns_are_held_inside_the_support():
+    """Without spread, the largest return decides: it lands on the support's end."""
+    rewards = RewardNormalizer(0.5, v_max=5.0)
+    rewards.update(transitions(np.full((64, 40), 10.0), *(np.zeros((64, 40), dtype=bool),) * 2))
+    assert rewards.scale.item() == pytest.approx(20.0 / 5.0, rel=1e-6)
+
+
+def test_scale_is_one_before_anything_was_seen():
+    assert RewardNormalizer(GAMMA).scale.item() == pytest.approx(1.0)
+
+
+def test_state_round_trip_continues_exactly(tmp_path):
+    first, second = random_transitions(3, 5, seed=1), random_transitions(3, 5, seed=2)
+    rewards, restored = RewardNormalizer(GAMMA), RewardNormalizer(GAMMA)
+    rewards.update(first)
+    torch.save(rewards.state_dict(), tmp_path / "state.pt")
+    rewards.update(second)
+    restored.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    restored.update(second)
+    for key, value in rewards.state_dict().items():
+        assert torch.equal(restored.state_dict()[key], value), key
+
+
+def test_a_state_taken_is_not_moved_by_later_updates():
+    rewards = RewardNormalizer(GAMMA)
+    rewards.update(random_transitions(3, 5))
+    state = rewards.state_dict()
+    before = {k: v.clone() for k, v in state.items()}
+    rewards.update(random_transitions(3, 5, seed=1))
+    assert all(torch.equal(v, before[k]) for k, v in state.items())
+
+
+def test_another_number_of_environments_is_refused():
+    rewards = RewardNormalizer(GAMMA)
+    rewards.update(random_transitions(3, 5))
+    with pytest.raises(ConfigError, match=r"data of 15 environments, 3 before: .* \[N, T\]"):
+        rewards.update(random_transitions(3, 5).reshape(-1))
+
+
+@pytest.mark.parametrize("batch_size", [[], [2, 3, 4]])
+def test_other_batch_shapes_are_refused(batch_size):
+    data = TensorDict(
+        {"next": {"reward": torch.zeros(*batch_size, 1), "done": torch.zeros(*batch_size, 1) > 0}},
+        batch_size,
+    )
+    with pytest.raises(ConfigError, match=r"data of batch size .*: expected \[N\] or \[N, T\]"):
+        RewardNormalizer(GAMMA).update(data)
+
+
+@pytest.mark.parametrize("key", ["reward", "done"])
+def test_data_without_an_entry_is_refused(key):
+    with pytest.raises(ConfigError, match=rf"no \('next', '{key}'\)"):
+        RewardNormalizer(GAMMA).update(random_transitions(3, 5).exclude(("next", key)))
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"gamma": 0.0}, "gamma=0.0: expected 0 < gamma <= 1"),
+        ({"gamma": 1.01}, "gamma=1.01: expected 0 < gamma <= 1"),
+        ({"gamma": 0.9, "v_max": 0.0}, "v_max=0.0: expected a positive value"),
+        ({"gamma": 0.9, "v_max": -5.0}, "v_max=-5.0: expected a positive value"),
+    ],
+)
+def test_a_setting_out_of_range_is_refused(kwargs, message):
+    with pytest.raises(ConfigError, match=message):
+        RewardNormalizer(**kwargs)

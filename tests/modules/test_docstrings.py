@@ -1,0 +1,28 @@
+"""The examples in the public docstrings run as they stand."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+
+import pytest
+import torch
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "unilab.data.replay",
+        "unilab.data.rewards",
+        "unilab.modules.actor",
+        "unilab.modules.critic",
+        "unilab.modules.policy",
+        "unilab.objectives.flashsac",
+        "unilab.trainers.learner",
+    ],
+)
+def test_examples_run(module):
+    torch.manual_seed(0)
+    results = doctest.testmod(importlib.import_module(module))
+    assert results.attempted > 0
+    assert results.failed == 0

@@ -1,0 +1,332 @@
+"""FlashSACLoss as a TorchRL loss module."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from reference.tiny import ACTION, CRITIC_OBS, OBS, tiny_actor, tiny_batch, tiny_critic, tiny_loss
+from tensordict import TensorDict
+from torch import Tensor, nn
+from torchrl.objectives import SoftUpdate
+
+from unilab.errors import ConfigError
+from unilab.modules import FlashSACActor
+from unilab.objectives import FlashSACLoss
+
+LOSSES = ["loss_actor", "loss_qvalue", "loss_alpha"]
+
+
+class ActorWithAuxiliaryLoss(FlashSACActor):
+    """A custom actor whose own objective keeps its mean small."""
+
+    def forward(self, obs: Tensor, training: bool) -> tuple[Tensor, dict[str, Tensor]]:
+        actions, info = super().forward(obs, training)
+        return actions, {**info, "aux_losses": {"small_mean": info["mean"].square().mean()}}
+
+
+def gradients(module: nn.Module) -> list[Tensor | None]:
+    return [p.grad for p in module.parameters()]
+
+
+def test_sum_of_losses_gives_each_parameter_the_gradient_of_its_own_loss_only():
+    together, apart = tiny_loss(torch.float64), tiny_loss(torch.float64)
+    batch = tiny_batch(dtype=torch.float64)
+    torch.manual_seed(0)
+    out = together(batch)
+    sum(out[key] for key in LOSSES).backward()
+    torch.manual_seed(0)
+    loss_actor, info = apart.actor_loss(batch)
+    loss_alpha, _ = apart.alpha_loss(info["entropy"])
+    loss_qvalue, _ = apart.qvalue_loss(batch)
+    owners = {"actor": loss_actor, "critic": loss_qvalue, "log_alpha": loss_alpha}
+    for owner, own_loss in owners.items():
+        own = [p for n, p in apart.named_parameters() if n.split(".")[0] == owner]
+        summed = [p.grad for n, p in together.named_parameters() if n.split(".")[0] == owner]
+        for grad, want in zip(
+            summed, torch.autograd.grad(own_loss, own, retain_graph=True), strict=True
+        ):
+            assert want.abs().max() > 0 or want.numel() == 0
+            torch.testing.assert_close(grad, want)
+
+
+@pytest.mark.parametrize("which", ["actor", "critic", "log_alpha"])
+def test_a_single_loss_reaches_its_own_parameters_alone(which):
+    loss, batch = tiny_loss(), tiny_batch()
+    value = {
+        "actor": lambda: loss.actor_loss(batch)[0],
+        "critic": lambda: loss.qvalue_loss(batch)[0],
+        "log_alpha": lambda: loss.alpha_loss(torch.tensor(1.0))[0],
+    }[which]()
+    value.backward()
+    reached = {n.split(".")[0] for n, p in loss.named_parameters() if p.grad is not None}
+    assert reached == {which}
+    assert all(p.grad is None for p in loss.target_critic.parameters())
+
+
+def test_critic_is_trainable_again_after_the_actor_loss():
+    loss = tiny_loss()
+    loss.actor_loss(tiny_batch())
+    assert all(p.requires_grad for p in loss.critic.parameters())
+
+
+def test_actor_network_is_the_policy_over_the_optimised_actor():
+    loss = tiny_loss()
+    loss.set_keys(obs="state", action="u")
+    policy = loss.actor_network
+    assert policy.actor is loss.actor
+    assert (policy.in_keys, policy.out_keys) == (["state"], ["u"])
+
+
+def test_parameters_are_those_of_actor_critic_and_temperature():
+    loss = tiny_loss()
+    own = {*loss.actor.parameters(), *loss.critic.parameters(), loss.log_alpha}
+    assert set(loss.parameters()) == own
+
+
+def test_state_dict_holds_the_target_with_its_statistics():
+    loss, other = tiny_loss(), FlashSACLoss(tiny_actor(), tiny_critic())
+    loss.qvalue_loss(tiny_batch())
+    other.load_state_dict(loss.state_dict())
+    for name, value in loss.target_critic.state_dict().items():
+        assert torch.equal(other.target_critic.state_dict()[name], value)
+    assert not torch.equal(
+        loss.target_critic.embedder.norm.running_mean, loss.critic.embedder.norm.running_mean
+    )
+
+
+def test_in_keys_name_what_a_batch_must_have():
+    loss = tiny_loss()
+    assert loss.in_keys == [
+        "obs",
+        "critic",
+        "action",
+        ("next", "obs"),
+        ("next", "critic"),
+        ("next", "reward"),
+        ("next", "terminated"),
+    ]
+    loss(tiny_batch().select(*loss.in_keys))  # and nothing else is needed
+
+
+def test_out_keys_are_the_entries_of_the_output():
+    loss = tiny_loss()
+    out = loss(tiny_batch())
+    assert set(out.keys()) == set(loss.out_keys)
+    assert out.batch_size == torch.Size([])
+    assert all(value.shape == () for value in out.values())
+    grad = {key for key, value in out.items() if value.requires_grad}
+    assert grad == set(LOSSES)
+
+
+def test_set_keys_renames_every_entry():
+    names = {
+        "obs": ("agent", "state"),
+        "critic_obs": "privileged",
+        "action": "u",
+        "reward": "r",
+        "terminated": "fell",
+        "steps_to_next_obs": "horizon",
+    }
+    batch = tiny_batch()
+    batch["steps_to_next_obs"] = torch.full((8, 1), 2)
+    renamed = TensorDict(
+        {
+            ("agent", "state"): batch["obs"],
+            "privileged": batch["critic"],
+            "u": batch["action"],
+            "horizon": batch["steps_to_next_obs"],
+            ("next", "agent", "state"): batch["next", "obs"],
+            ("next", "privileged"): batch["next", "critic"],
+            ("next", "r"): batch["next", "reward"],
+            ("next", "fell"): batch["next", "terminated"],
+        },
+        batch.batch_size,
+    )
+    loss, other = tiny_loss(), tiny_loss()
+    other.set_keys(**names)
+    torch.manual_seed(0)
+    want = loss(batch)
+    torch.manual_seed(0)
+    got = other(renamed)
+    for key in loss.out_keys:
+        torch.testing.assert_close(got[key], want[key], rtol=0, atol=0)
+
+
+def test_one_observation_can_serve_both_networks():
+    loss = FlashSACLoss(tiny_actor(), tiny_critic(obs_dim=OBS))
+    loss.set_keys(critic_obs="obs")
+    assert loss.in_keys.count("obs") == 1
+    out = loss(tiny_batch(critic=False))
+    assert all(torch.isfinite(out[key]) for key in LOSSES)
+
+
+def test_keyword_arguments_stand_in_for_a_tensordict():
+    loss, other, batch = tiny_loss(), tiny_loss(), tiny_batch()
+    torch.manual_seed(0)
+    want = loss(batch)
+    torch.manual_seed(0)
+    got = other(
+        obs=batch["obs"],
+        critic=batch["critic"],
+        action=batch["action"],
+        next_obs=batch["next", "obs"],
+        next_critic=batch["next", "critic"],
+        next_reward=batch["next", "reward"],
+        next_terminated=batch["next", "terminated"],
+    )
+    for key, value in zip(loss.out_keys, got, strict=True):
+        torch.testing.assert_close(value, want[key], rtol=0, atol=0)
+
+
+def test_soft_update_moves_exactly_the_targets_parameters():
+    loss = tiny_loss()
+    updater = SoftUpdate(loss, tau=0.25)
+    with torch.no_grad():
+        for value in loss.critic.parameters():
+            value.add_(torch.randn_like(value))
+        loss.critic.embedder.norm.running_mean.add_(1.0)
+    before = {k: v.clone() for k, v in loss.state_dict().items()}
+    updater.step()
+    moved = set()
+    for name, value in loss.state_dict().items():
+        if not torch.equal(value, before[name]):
+            moved.add(name)
+            source = loss.critic.get_parameter(name.removeprefix("_target_critic."))
+            torch.testing.assert_close(value, before[name] * 0.75 + source * 0.25)
+    assert moved == {f"_target_critic.{n}" for n, _ in loss.critic.named_parameters()}
+
+
+def test_soft_update_starts_the_target_at_the_critic_and_leaves_its_statistics():
+    loss = tiny_loss()
+    statistics = {n: b.clone() for n, b in loss.target_critic.named_buffers()}
+    SoftUpdate(loss, tau=0.01)
+    for name, value in loss.target_critic.named_parameters():
+        assert torch.equal(value, loss.critic.get_parameter(name))
+    for name, value in loss.target_critic.named_buffers():
+        assert torch.equal(value, statistics[name])
+
+
+def test_target_runs_on_batch_statistics_and_keeps_its_own():
+    loss = tiny_loss()
+    before = {n: b.clone() for n, b in loss.target_critic.named_buffers()}
+    weights = {n: p.clone() for n, p in loss.target_critic.named_parameters()}
+    loss.qvalue_loss(tiny_batch())
+    for name, value in loss.target_critic.named_buffers():
+        assert torch.equal(value, before[name]) == (name == "support"), name
+    assert all(torch.equal(p, weights[n]) for n, p in loss.target_critic.named_parameters())
+
+
+def test_actor_loss_leaves_the_critics_statistics_alone():
+    loss = tiny_loss()
+    before = {n: b.clone() for n, b in loss.critic.named_buffers()}
+    loss.actor_loss(tiny_batch())
+    assert all(torch.equal(b, before[n]) for n, b in loss.critic.named_buffers())
+
+
+def test_critic_loss_leaves_the_actors_statistics_alone():
+    loss = tiny_loss()
+    before = {n: b.clone() for n, b in loss.actor.named_buffers()}
+    loss.qvalue_loss(tiny_batch())
+    assert all(torch.equal(b, before[n]) for n, b in loss.actor.named_buffers())
+
+
+def qvalue_loss(batch: TensorDict, gamma: float = 0.9) -> Tensor:
+    torch.manual_seed(0)
+    return tiny_loss(torch.float64, gamma=gamma).qvalue_loss(batch)[0]
+
+
+@pytest.mark.parametrize("shape", [(8,), (8, 1)])
+def test_discount_is_gamma_to_the_steps_that_multistep_wrote(shape):
+    batch = tiny_batch(dtype=torch.float64)
+    one_step = qvalue_loss(batch, gamma=0.9**3)
+    batch["steps_to_next_obs"] = torch.full(shape, 3)
+    torch.testing.assert_close(qvalue_loss(batch), one_step)
+    batch["steps_to_next_obs"] = torch.ones(shape, dtype=torch.long)
+    torch.testing.assert_close(qvalue_loss(batch), qvalue_loss(tiny_batch(dtype=torch.float64)))
+
+
+def test_truncation_does_not_cut_the_bootstrap_and_termination_does():
+    batch = tiny_batch(dtype=torch.float64)
+    want = qvalue_loss(batch)
+    batch["next", "truncated"] = ~batch["next", "truncated"]
+    batch["next", "done"] = torch.ones_like(batch["next", "done"])
+    torch.testing.assert_close(qvalue_loss(batch), want, rtol=0, atol=0)
+    batch["next", "terminated"] = torch.ones_like(batch["next", "terminated"])
+    assert (qvalue_loss(batch) - want).abs() > 1e-3
+
+
+def test_terminated_rows_do_not_see_what_follows():
+    """With every row terminated, neither next_obs' critic value nor gamma matters."""
+    batch = tiny_batch(dtype=torch.float64)
+    batch["next", "terminated"] = torch.ones_like(batch["next", "terminated"])
+    torch.testing.assert_close(qvalue_loss(batch, 0.9), qvalue_loss(batch, 0.1), rtol=0, atol=0)
+
+
+def test_auxiliary_losses_of_a_custom_actor_come_out_beside_the_actor_loss():
+    torch.manual_seed(0)
+    actor = ActorWithAuxiliaryLoss(OBS, ACTION, hidden_dim=4, num_blocks=1)
+    plain = FlashSACActor(OBS, ACTION, hidden_dim=4, num_blocks=1)
+    plain.load_state_dict(actor.state_dict())
+    batch = tiny_batch()
+    torch.manual_seed(0)
+    out = FlashSACLoss(actor, tiny_critic())(batch)
+    torch.manual_seed(0)
+    want = FlashSACLoss(plain, tiny_critic())(batch)
+    torch.testing.assert_close(out["loss_actor"], want["loss_actor"])  # not counted twice
+    assert out["loss_aux_small_mean"].requires_grad
+    assert "loss_aux_small_mean" not in want
+
+
+def test_behaviour_cloning_pulls_the_actor_to_the_data():
+    batch = tiny_batch()
+    plain, cloning = tiny_loss(), tiny_loss(bc_alpha=2.0)
+    torch.manual_seed(0)
+    base, _ = plain.actor_loss(batch)
+    torch.manual_seed(0)
+    loss, _ = cloning.actor_loss(batch)
+    actor = tiny_actor()
+    torch.manual_seed(0)
+    actions, _ = actor(torch.cat((batch["obs"], batch["next", "obs"])), training=True)
+    q = plain.critic.value(plain.critic(batch["critic"], actions[:8], training=False)).amin(0)
+    distance = (actions[:8] - batch["action"]).square().mean()
+    torch.testing.assert_close(loss, base + 2.0 * q.abs().mean() * distance)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"gamma": 0.0}, "gamma=0.0: expected 0 < gamma <= 1"),
+        ({"gamma": 1.1}, "gamma=1.1: expected 0 < gamma <= 1"),
+        ({"alpha_init": 0.0}, "alpha_init=0.0: expected a positive temperature"),
+        ({"target_entropy_sigma": -0.1}, "target_entropy_sigma=-0.1: expected > 0"),
+        ({"bc_alpha": -1.0}, "bc_alpha=-1.0: expected >= 0"),
+        ({"gamma": float("nan")}, "gamma=nan"),
+        ({"bc_alpha": float("nan")}, "bc_alpha=nan"),
+    ],
+)
+def test_a_setting_out_of_range_is_refused(kwargs, message):
+    with pytest.raises(ConfigError, match=message):
+        tiny_loss(**kwargs)
+
+
+def test_actor_and_critic_of_other_action_widths_are_refused():
+    actor = FlashSACActor(OBS, ACTION + 1, hidden_dim=4)
+    with pytest.raises(ConfigError, match=r"action_dim=3 .* action_dim=2"):
+        FlashSACLoss(actor, tiny_critic())
+
+
+@pytest.mark.parametrize("key", ["critic", ("next", "critic")])
+def test_a_batch_without_critic_observations_names_the_way_out(key):
+    with pytest.raises(ConfigError, match=r"no .*critic.*set_keys\(critic_obs=\"obs\"\)"):
+        tiny_loss()(tiny_batch().exclude(key))
+
+
+@pytest.mark.parametrize("key", ["obs", "action", ("next", "reward"), ("next", "terminated")])
+def test_a_batch_without_an_entry_lists_what_it_has(key):
+    with pytest.raises(ConfigError, match=r"the batch has no .*, only .*; name the entry"):
+        tiny_loss()(tiny_batch().exclude(key))
+
+
+def test_widths_of_the_tiny_networks_are_as_the_batches():
+    loss = tiny_loss()
+    assert (loss.actor.obs_dim, loss.critic.obs_dim) == (OBS, CRITIC_OBS)

@@ -1,0 +1,199 @@
+"""The learner around the update: counters, state, precision, settings."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from reference.tiny import ACTION, OBS, arrays, tiny_actor, tiny_batch, tiny_critic, tiny_loss
+from torch import Tensor
+
+from unilab.errors import ConfigError
+from unilab.modules import FlashSACActor
+from unilab.modules.layers import UnitLinear
+from unilab.objectives import FlashSACLoss
+from unilab.trainers import FlashSACLearner
+
+
+def run(learner: FlashSACLearner, updates: range) -> list[dict[str, Tensor]]:
+    """Seeded updates, so that a run can be continued from any of them."""
+    metrics = []
+    for update in updates:
+        torch.manual_seed(update)
+        metrics.append(learner.update(tiny_batch(seed=update)).to_dict())
+    return metrics
+
+
+def same(one: object, two: object) -> bool:
+    """Bit for bit."""
+    if isinstance(one, dict):
+        return one.keys() == two.keys() and all(same(one[k], two[k]) for k in one)
+    if isinstance(one, list):
+        return len(one) == len(two) and all(map(same, one, two))
+    return torch.equal(one, two) if isinstance(one, Tensor) else one == two
+
+
+def test_actor_and_temperature_step_every_second_update_and_the_critic_always():
+    learner = FlashSACLearner(tiny_loss())
+    loss = learner.loss
+    for update in range(4):
+        before = {n: p.detach().clone() for n, p in loss.named_parameters()}
+        run(learner, range(update, update + 1))
+        moved = {
+            n.split(".")[0] for n, p in loss.named_parameters() if not torch.equal(p, before[n])
+        }
+        assert moved == ({"actor", "critic", "log_alpha"} if update % 2 == 0 else {"critic"})
+    assert learner.update_count == 4
+
+
+def test_parameters_are_at_their_norms_after_each_update():
+    learner = FlashSACLearner(tiny_loss())
+    run(learner, range(3))
+    for module in (learner.loss.actor, learner.loss.critic):
+        before = {n: p.detach().clone() for n, p in module.named_parameters()}
+        module.normalize_parameters()
+        for name, value in module.named_parameters():
+            torch.testing.assert_close(value.detach(), before[name], rtol=1e-6, atol=1e-6)
+
+
+def test_metrics_of_the_latest_actor_step_stay_between_actor_steps():
+    first, second = run(FlashSACLearner(tiny_loss()), range(2))
+    names = {"loss_actor", "loss_alpha", "loss_qvalue", "entropy", "alpha", "q_mean"}
+    assert set(first) == set(second) == names
+    for name in ("loss_actor", "loss_alpha", "entropy"):
+        assert torch.equal(first[name], second[name])
+    assert not torch.equal(first["loss_qvalue"], second["loss_qvalue"])
+    assert not any(value.requires_grad for value in second.values())
+
+
+def test_updates_are_the_same_bit_for_bit_for_the_same_seed():
+    learners = [FlashSACLearner(tiny_loss()) for _ in range(2)]
+    metrics = [run(learner, range(4)) for learner in learners]
+    assert same(*metrics)
+    assert same(*(learner.state_dict() for learner in learners))
+
+
+@pytest.mark.parametrize("stop", [1, 2, 3])
+def test_state_round_trip_continues_bit_for_bit(tmp_path, stop):
+    learner = FlashSACLearner(tiny_loss(), warmup_steps=2, decay_steps=3)
+    run(learner, range(stop))
+    torch.save(learner.state_dict(), tmp_path / "learner.pt")
+    want = run(learner, range(stop, 6))
+
+    fresh = FlashSACLoss(FlashSACActor(OBS, ACTION, 4, 1), tiny_critic())
+    restored = FlashSACLearner(fresh, warmup_steps=2, decay_steps=3)
+    restored.load_state_dict(torch.load(tmp_path / "learner.pt", weights_only=True))
+    assert restored.update_count == stop
+    assert same(run(restored, range(stop, 6)), want)
+    assert same(restored.state_dict(), learner.state_dict())
+
+
+def test_state_covers_target_statistics_and_exploits_no_shared_memory_when_saved():
+    learner = FlashSACLearner(tiny_loss())
+    run(learner, range(2))
+    state = copy.deepcopy(learner.state_dict())
+    targets = [k for k in state["loss"] if k.startswith("_target_critic.") and "running" in k]
+    assert targets
+    run(learner, range(2, 4))
+    assert not same(state, learner.state_dict())
+    learner.load_state_dict(state)
+    assert same(state, learner.state_dict())
+
+
+def test_learning_rates_follow_each_optimizers_own_steps():
+    learner = FlashSACLearner(tiny_loss(), lr=1.0, lr_init=0.0, lr_end=0.5, warmup_steps=2)
+    run(learner, range(3))  # three critic steps, two actor steps
+    rates = {k: o["param_groups"][0]["lr"] for k, o in learner.state_dict()["optimizers"].items()}
+    assert rates == {"critic": 1.0, "actor": 0.5, "alpha": 0.5}
+    assert learner.state_dict()["schedules"] == {"actor": 2, "alpha": 2, "critic": 3}
+
+
+def test_alpha_rises_while_entropy_is_below_its_target_and_falls_above():
+    for target, sign in ((100.0, 1), (-100.0, -1)):
+        learner = FlashSACLearner(tiny_loss(target_entropy=target))
+        before = learner.loss.alpha
+        run(learner, range(1))
+        assert (learner.loss.alpha - before) * sign > 0
+
+
+def test_bfloat16_is_used_inside_the_linear_layers_alone():
+    learner = FlashSACLearner(tiny_loss(), amp_dtype="bfloat16")
+    seen: dict[str, set[torch.dtype]] = {}
+
+    class Dtypes(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            outs = out if isinstance(out, tuple | list) else (out,)
+            name = func.overloadpacket.__name__
+            seen.setdefault(name, set()).update(o.dtype for o in outs if isinstance(o, Tensor))
+            return out
+
+    with Dtypes():
+        metrics = run(learner, range(2))
+    reduced = {name for name, dtypes in seen.items() if torch.bfloat16 in dtypes}
+    assert {"mm", "bmm"} <= reduced
+    # products, the casts around them, and views of either
+    assert reduced <= {"mm", "bmm", "_to_copy", "t", "transpose", "expand", "view", "detach"}
+    assert all(v.dtype == torch.float32 for v in metrics[-1].values())
+    assert all(p.dtype == torch.float32 for p in learner.loss.parameters())
+
+
+def test_bfloat16_stays_near_the_float32_update():
+    exact, rounded = (
+        run(FlashSACLearner(tiny_loss(), amp_dtype=a), range(2)) for a in (None, "bfloat16")
+    )
+    for name, value in exact[0].items():
+        torch.testing.assert_close(rounded[0][name], value, rtol=0.05, atol=0.05)
+    assert not torch.equal(exact[0]["loss_qvalue"], rounded[0]["loss_qvalue"])
+
+
+def test_precision_is_set_for_the_target_too_and_taken_back():
+    loss = tiny_loss()
+    for amp_dtype, dtype in (("bfloat16", torch.bfloat16), (None, None)):
+        FlashSACLearner(loss, amp_dtype=amp_dtype)
+        for network in (loss.actor, loss.critic, loss.target_critic):
+            layers = [m for m in network.modules() if isinstance(m, UnitLinear)]
+            assert layers
+            assert all(layer.matmul_dtype is dtype for layer in layers)
+
+
+def test_auxiliary_losses_reach_the_actor_and_the_metrics():
+    class Shy(FlashSACActor):
+        weight = 0.0
+
+        def forward(self, obs: Tensor, training: bool) -> tuple[Tensor, dict[str, Tensor]]:
+            actions, info = super().forward(obs, training)
+            info["aux_losses"] = {"shy": self.weight * info["mean"].square().mean()}
+            return actions, info
+
+    moved = []
+    for weight in (0.0, 1e3):
+        actor = Shy(OBS, ACTION, hidden_dim=4, num_blocks=1)
+        actor.load_state_dict(tiny_actor().state_dict())
+        actor.weight = weight
+        learner = FlashSACLearner(FlashSACLoss(actor, tiny_critic()))
+        metrics = run(learner, range(1))[0]
+        assert (metrics["loss_aux_shy"] > 0) == (weight > 0)
+        moved.append(arrays(actor)["mean_head.weight"])
+    assert abs(moved[0] - moved[1]).max() > 1e-5
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"actor_update_period": 0}, "actor_update_period=0: expected at least 1"),
+        ({"tau": 0.0}, "tau=0.0: expected 0 < tau <= 1"),
+        ({"tau": 1.5}, "tau=1.5: expected 0 < tau <= 1"),
+        ({"amp_dtype": "float16"}, "amp_dtype='float16': expected None or 'bfloat16'"),
+        ({"lr": 0.0}, "lr=0.0: expected a positive learning rate"),
+        ({"lr": float("nan")}, "lr=nan: expected a positive learning rate"),
+        ({"lr_init": -1e-4}, "lr_init=-0.0001: expected at least 0"),
+        ({"lr_end": -1e-4}, "lr_end=-0.0001: expected at least 0"),
+        ({"warmup_steps": -1}, "warmup_steps=-1: expected at least 0"),
+        ({"decay_steps": 0}, "decay_steps=0: expected at least 1"),
+    ],
+)
+def test_a_setting_out_of_range_is_refused(kwargs, message):
+    with pytest.raises(ConfigError, match=message):
+        FlashSACLearner(tiny_loss(), **kwargs)

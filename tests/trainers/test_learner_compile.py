@@ -1,0 +1,103 @@
+"""``FlashSACLearner(compile=True)``: the same updates, and eager ones where nothing compiles."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from reference.tiny import ACTION, OBS, arrays, tiny_actor, tiny_batch, tiny_critic
+from torch import Tensor, nn
+
+from unilab.objectives import FlashSACLoss
+from unilab.trainers import FlashSACLearner
+
+TESTS = Path(__file__).parents[1]
+
+
+class OutsideActor(nn.Module):
+    """An actor that only keeps the contract, with Python in it that no compiler takes whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = tiny_actor()
+        self.calls: list[str] = []
+
+    def forward(self, obs: Tensor, training: bool) -> tuple[Tensor, dict[str, Tensor]]:
+        self.calls.append(f"{training} {obs.sum().item():.1f}")
+        return self.inner(obs, training)
+
+    def normalize_parameters(self) -> None:
+        self.inner.normalize_parameters()
+
+
+def learner(*, compile: bool) -> FlashSACLearner:
+    return FlashSACLearner(FlashSACLoss(OutsideActor(), tiny_critic()), compile=compile)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+def test_compiled_updates_are_the_eager_ones_and_compile_once():
+    eager, compiled = learner(compile=False), learner(compile=True)
+    for update in range(4):
+        metrics = []
+        for one in (eager, compiled):
+            torch.manual_seed(update)
+            # from the second update on, compiling anything again is an error
+            with torch._dynamo.config.patch(error_on_recompile=update > 0):
+                metrics.append(one.update(tiny_batch(seed=update)))
+        for name, want in metrics[0].items():
+            torch.testing.assert_close(metrics[1][name], want, rtol=1e-4, atol=1e-5)
+        for name in ("critic", "target_critic"):
+            want, got = (arrays(getattr(one.loss, name)) for one in (eager, compiled))
+            for key in want:
+                if "running" in key:
+                    torch.testing.assert_close(
+                        torch.as_tensor(got[key]), torch.as_tensor(want[key]), rtol=1e-4, atol=1e-5
+                    )
+    assert type(compiled._critic_terms._call).__name__ != "method"  # it did not fall back
+    assert len(compiled.loss.actor.calls) == 6
+    assert compiled.loss.actor.inner.obs_dim == OBS
+    assert compiled.loss.critic.action_dim == ACTION
+
+
+def test_without_a_compiler_the_first_update_warns_once_and_all_are_eager(tmp_path):
+    script = textwrap.dedent("""
+        import warnings
+        import torch
+        from reference.tiny import tiny_batch, tiny_loss
+        from unilab.trainers import FlashSACLearner
+
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            compiled = FlashSACLearner(tiny_loss(), compile=True)
+            eager = FlashSACLearner(tiny_loss())
+            for update in range(3):
+                for learner in (compiled, eager):
+                    torch.manual_seed(update)
+                    learner.update(tiny_batch(seed=update))
+        ours = [str(w.message) for w in caught if "updates run eagerly" in str(w.message)]
+        assert len(ours) == 1, ours
+        assert "/nonexistent" in ours[0] or "compiler" in ours[0].lower(), ours
+        assert "pass compile=False" in ours[0]
+        for name, value in eager.loss.state_dict().items():
+            assert torch.equal(compiled.loss.state_dict()[name], value), name
+        print("eager it is")
+    """)
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={
+            **os.environ,
+            "CXX": "/nonexistent",
+            "PYTHONPATH": str(TESTS),
+            "TORCHINDUCTOR_CACHE_DIR": str(tmp_path),  # nothing compiled before
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.endswith("eager it is\n"), done.stdout + done.stderr

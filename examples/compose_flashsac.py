@@ -38,10 +38,10 @@ def make_env(num_envs: int) -> EnvBase:
 
 
 def train(
-    total_frames: int = 60_000,
-    num_envs: int = 16,
+    total_frames: int = 24_000,
+    num_envs: int = 8,
     batch_size: int = 256,
-    warmup_frames: int = 2_000,
+    warmup_frames: int = 4_000,
     hidden_dim: int = 64,
     seed: int = 0,
 ) -> dict[str, float]:
@@ -50,13 +50,13 @@ def train(
     env = make_env(num_envs)
     actor = FlashSACActor(3, 1, hidden_dim, action_low=-2.0, action_high=2.0)
     policy = FlashSACPolicy(actor, obs_key="observation")
-    loss = FlashSACLoss(actor, FlashSACCritic(3, 1, hidden_dim), gamma=0.99)
+    loss = FlashSACLoss(actor, FlashSACCritic(3, 1, hidden_dim), gamma=0.95)
     loss.set_keys(obs="observation", critic_obs="observation")
-    update_target = SoftUpdate(loss, tau=0.01)
+    update_target = SoftUpdate(loss, tau=0.02)
     optimizer = torch.optim.Adam(loss.parameters(), lr=1e-3)
 
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(total_frames), batch_size=batch_size)
-    rewards = RewardNormalizer(gamma=0.99)
+    rewards = RewardNormalizer(gamma=0.95)
     collector = Collector(
         env,
         policy,

@@ -125,7 +125,9 @@ def train(cfg: TrainCfg) -> int:
         storing_device=device,
         trust_policy=True,
         track_traj_ids=False,
+        # Each batch is a tensor of its own already: no buffer to copy into, no clone to hand out.
         use_buffers=False,
+        return_same_td=True,
     )
     result = OffPolicyRunner(
         collector,

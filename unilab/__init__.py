@@ -1,6 +1,6 @@
 """Robot reinforcement learning on TorchRL primitives.
 
-    env = unilab.make("go2_velocity_flat", num_envs=256, seed=0)
+env = unilab.make("go2_velocity_flat", num_envs=256, seed=0)
 """
 
 from unilab import registry

@@ -23,6 +23,7 @@ TINY = [
     "algo.num_envs=4",
     "algo.batch_size=16",
     "algo.learning_starts=32",
+    "algo.n_step=1",
     "algo.replay_capacity=1000",
     "algo.total_frames=160",
     "algo.algo_params.actor_hidden_dim=8",

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from unilab.errors import ConfigError
+from unilab.modules.functional import categorical_value
 from unilab.modules.layers import (
     Block,
     Embedder,
@@ -108,7 +109,7 @@ class FlashSACCritic(nn.Module):
 
     def value(self, log_p: Tensor) -> Tensor:
         """Expected value ``sum exp(log_p) * support``: ``[E, B, K] -> [E, B]``."""
-        return log_p.exp() @ self.support
+        return categorical_value(log_p, self.support)
 
     def normalize_parameters(self) -> None:
         """Bring every unit layer back to its norm, in place; call after each optimizer step."""

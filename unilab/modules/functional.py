@@ -1,7 +1,7 @@
-"""The actor's formulas (FlashSAC, arXiv 2604.04539) as pure functions of tensors.
+"""The networks' formulas (FlashSAC, arXiv 2604.04539) as pure functions of tensors.
 
-Shapes: ``A`` action width, ``*`` any leading dimensions. ``unilab.objectives.functional``
-re-exports them beside the losses' formulas.
+Shapes: ``A`` action width, ``K`` value bins, ``*`` any leading dimensions.
+``unilab.objectives.functional`` re-exports them beside the losses' formulas.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 __all__ = [
+    "categorical_value",
     "gaussian_log_prob",
     "squash_log_std",
     "squashed_log_prob",
@@ -94,3 +95,16 @@ def zeta_pmf(max_steps: int = 16, exponent: float = 2.0) -> Tensor:
     """
     weight = torch.arange(1, max_steps + 1, dtype=torch.float64).pow(-exponent)
     return weight / weight.sum()
+
+
+def categorical_value(log_p: Tensor, support: Tensor) -> Tensor:
+    """Expected value of a categorical distribution over ``support``.
+
+    Args:
+        log_p: ``[*, K]`` log-probabilities.
+        support: ``[K]`` bin values.
+
+    Returns:
+        ``[*]`` values.
+    """
+    return log_p.exp() @ support

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from unilab.modules.functional import (
+    categorical_value,
     gaussian_log_prob,
     squash_log_std,
     squashed_log_prob,
@@ -46,19 +47,6 @@ def target_entropy(action_dim: int, sigma: float) -> float:
         The entropy, a float.
     """
     return 0.5 * action_dim * math.log(2.0 * math.pi * math.e * sigma * sigma)
-
-
-def categorical_value(log_p: Tensor, support: Tensor) -> Tensor:
-    """Expected value of a categorical distribution over ``support``.
-
-    Args:
-        log_p: ``[*, K]`` log-probabilities.
-        support: ``[K]`` bin values.
-
-    Returns:
-        ``[*]`` values.
-    """
-    return log_p.exp() @ support
 
 
 def target_support(

@@ -66,8 +66,6 @@ def go2_velocity_flat() -> ManagerBasedRlEnvCfg:
             )
         },
         rewards={
-            # A lump of -0.5: dearer than the penalties that a fall would save.
-            "terminated": RewardTermCfg(func=mdp.is_terminated, weight=-25.0),
             "track_lin_vel_xy": RewardTermCfg(
                 func=mdp.track_lin_vel_xy_exp, weight=1.5, params={"std": 0.5, **command}
             ),

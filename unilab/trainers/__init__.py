@@ -5,6 +5,7 @@ from unilab.trainers.config import TrainCfg
 from unilab.trainers.evaluation import Evaluator
 from unilab.trainers.identity import run_identity
 from unilab.trainers.learner import FlashSACLearner
+from unilab.trainers.play import load_play_actor
 from unilab.trainers.runner import OffPolicyRunner, RunResult
 
 __all__ = [
@@ -17,5 +18,6 @@ __all__ = [
     "ReplayContents",
     "RunResult",
     "TrainCfg",
+    "load_play_actor",
     "run_identity",
 ]

@@ -13,6 +13,7 @@ from torch._dynamo.exc import TorchDynamoException
 from torchrl.objectives import SoftUpdate
 
 from unilab.errors import ConfigError
+from unilab.modules import actor_semantics
 from unilab.modules.layers import UnitLinear
 from unilab.objectives import FlashSACLoss
 from unilab.objectives.functional import learning_rate
@@ -160,6 +161,7 @@ class FlashSACLearner:
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next update depends on, except the random generators."""
         return {
+            "actor_semantics": actor_semantics(self.loss.actor),
             "loss": self.loss.state_dict(),
             "optimizers": {k: o.adam.state_dict() for k, o in self._optimizers.items()},
             "schedules": {k: o.steps for k, o in self._optimizers.items()},

@@ -1,8 +1,9 @@
 """Networks: FlashSAC's actor, critic and rollout policy, and the contract of anybody's actor."""
 
 from unilab.modules.actor import FlashSACActor
-from unilab.modules.actor_contract import build_actor
+from unilab.modules.actor_contract import build_actor, validate_actor
 from unilab.modules.actor_spec import FlashSACActorSpec, actor_semantics
+from unilab.modules.conformance import assert_log_prob_consistent
 from unilab.modules.critic import FlashSACCritic
 from unilab.modules.policy import FlashSACPolicy
 
@@ -12,5 +13,7 @@ __all__ = [
     "FlashSACCritic",
     "FlashSACPolicy",
     "actor_semantics",
+    "assert_log_prob_consistent",
     "build_actor",
+    "validate_actor",
 ]

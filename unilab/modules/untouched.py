@@ -76,7 +76,8 @@ def _tensor(value: Tensor) -> Restore:
     content, needs_grad = value.detach().clone(), value.requires_grad
 
     def put_back() -> None:
-        value.data.copy_(content)
+        if not torch.equal(value.data, content):  # an expanded tensor cannot be written
+            value.data.copy_(content)
         if value.is_leaf:
             value.requires_grad_(needs_grad)
 

@@ -18,7 +18,7 @@ from unilab.errors import CheckpointError
 from unilab.modules.actor_spec import differences
 from unilab.trainers.checkpoint_files import as_checkpoint, read_identity, read_states
 
-__all__ = ["Checkpointer", "Counters", "EnvTrainingState", "ReplayContents"]
+__all__ = ["Checkpointer", "Counters", "EnvTrainingState", "ReplayContents", "mismatch"]
 
 _OPTIONAL = ("replay",)
 
@@ -131,7 +131,8 @@ class Checkpointer:
         identity, names = read_identity(path)
         if identity != self._identity:
             raise CheckpointError(
-                f"checkpoint {path} is of another run: {differences(identity, self._identity)}"
+                f"checkpoint {path} is of another run: {differences(identity, self._identity)}. "
+                "Nothing was loaded; resume with the configuration that the run was started with"
             )
         unknown = names - {*self._components, *_OPTIONAL, "counters"}
         if unknown:
@@ -148,7 +149,7 @@ class Checkpointer:
             problem = (
                 check(state)
                 if check is not None
-                else _mismatch(state, self._components[name].state_dict(), name)
+                else mismatch(state, self._components[name].state_dict(), name)
             )
             if problem:
                 raise CheckpointError(
@@ -265,7 +266,7 @@ class ReplayContents:
         return ""
 
 
-def _mismatch(saved: Any, live: Any, path: str) -> str:
+def mismatch(saved: Any, live: Any, path: str) -> str:
     """The first way in which a saved state cannot be the live object's, or ``""``.
 
     What is not there yet (an optimizer's moments before its first step, a lazily built buffer) is
@@ -286,10 +287,10 @@ def _mismatch(saved: Any, live: Any, path: str) -> str:
             return ""
         if set(saved) != set(live):
             return f"{path} differs in {sorted(map(str, set(saved) ^ set(live)))}"
-        return next(filter(None, (_mismatch(saved[k], live[k], f"{path}.{k}") for k in live)), "")
+        return next(filter(None, (mismatch(saved[k], live[k], f"{path}.{k}") for k in live)), "")
     if isinstance(live, Sequence) and not isinstance(live, str):
         if not isinstance(saved, Sequence) or len(saved) != len(live):
             return f"{path} has another length there than here"
         pairs = enumerate(zip(saved, live, strict=True))
-        return next(filter(None, (_mismatch(s, v, f"{path}[{i}]") for i, (s, v) in pairs)), "")
+        return next(filter(None, (mismatch(s, v, f"{path}[{i}]") for i, (s, v) in pairs)), "")
     return ""

@@ -118,7 +118,9 @@ def test_other_networks_are_refused_and_the_run_is_left_as_it_was(script, tmp_pa
     script.train(compose([*TINY, f"training.run_dir={run}"]))
     files = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
     wider = ["algo.algo_params.actor_hidden_dim=16", "algo.total_frames=240"]
-    with pytest.raises(CheckpointError, match=r"hidden_dim is 8 there and 16 here.*Nothing was loaded"):
+    with pytest.raises(
+        CheckpointError, match=r"hidden_dim is 8 there and 16 here.*Nothing was loaded"
+    ):
         script.train(compose([f"training.resume={run}", *wider]))
     assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == files
 

@@ -2,7 +2,7 @@
 
 from unilab.modules.actor import FlashSACActor
 from unilab.modules.actor_contract import build_actor, validate_actor
-from unilab.modules.actor_spec import FlashSACActorSpec, actor_semantics
+from unilab.modules.actor_spec import FlashSACActorSpec, action_range, actor_semantics
 from unilab.modules.conformance import assert_log_prob_consistent
 from unilab.modules.critic import FlashSACCritic
 from unilab.modules.policy import FlashSACPolicy
@@ -12,6 +12,7 @@ __all__ = [
     "FlashSACActorSpec",
     "FlashSACCritic",
     "FlashSACPolicy",
+    "action_range",
     "actor_semantics",
     "assert_log_prob_consistent",
     "build_actor",

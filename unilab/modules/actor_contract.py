@@ -138,9 +138,7 @@ class _Trial:
             self._refuse(clause, f"they are {_kind(aux)}, expected a dict of 0-dim tensors")
         for name, value in aux.items():
             if not isinstance(name, str) or not re.fullmatch(r"\w+", name, re.ASCII):
-                self._refuse(
-                    clause, f"the name {name!r}: expected letters, digits and underscores"
-                )
+                self._refuse(clause, f"the name {name!r}: expected letters, digits and underscores")
             if not isinstance(value, Tensor) or value.dim() or not value.is_floating_point():
                 self._refuse(clause, f"{name!r} is {_kind(value)}, expected a 0-dim float tensor")
             if not value.isfinite():
@@ -219,7 +217,9 @@ class _Trial:
         raise ActorContractError(self._message(clause, problem))
 
     def _message(self, clause: str, problem: str) -> str:
-        return f"{type(self.actor).__name__} breaks the actor contract (ADR-0017 {clause}): {problem}"
+        return (
+            f"{type(self.actor).__name__} breaks the actor contract (ADR-0017 {clause}): {problem}"
+        )
 
 
 def _kind(value: Any) -> str:

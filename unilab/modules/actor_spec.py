@@ -11,11 +11,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torchrl.data import TensorSpec
 
-from unilab.errors import ActorContractError, did_you_mean
+from unilab.errors import ActorContractError, ConfigError, did_you_mean
 
 __all__ = [
     "FlashSACActorSpec",
+    "action_range",
     "actor_semantics",
     "import_builder",
     "record_build",
@@ -85,6 +87,31 @@ class FlashSACActorSpec:
     def to_dict(self) -> dict[str, Any]:
         """The same as a plain dict; :meth:`from_config` takes it back."""
         return {"builder": self.builder, "kwargs": _plain(self.kwargs, "kwargs")}
+
+
+def action_range(action_spec: TensorSpec) -> dict[str, list[float]]:
+    """The range of an environment's actions, as builders of actors take it.
+
+    Args:
+        action_spec: bounded actions ``[*, A]``, the same for every environment of a batch.
+
+    Returns:
+        ``{"action_low": [...], "action_high": [...]}``, one number per joint.
+
+    Raises:
+        ConfigError: the actions are unbounded, or bounded differently in different environments.
+    """
+    bounds = {}
+    for name in ("low", "high"):
+        rows = getattr(action_spec.space, name, torch.full((1, 1), math.inf))
+        rows = rows.expand(action_spec.shape).reshape(-1, action_spec.shape[-1])
+        if not (rows.isfinite() & (rows == rows[0])).all():
+            raise ConfigError(
+                f"action spec {action_spec}: expected finite bounds, the same for every "
+                "environment; bound the actions, or give action_low and action_high yourself"
+            )
+        bounds[f"action_{name}"] = rows[0].tolist()
+    return bounds
 
 
 def import_builder(spec: FlashSACActorSpec) -> Any:

@@ -23,7 +23,7 @@ def assert_log_prob_consistent(
     rows: int = 256,
     atol: float = 1e-5,
 ) -> None:
-    """Asserts that an actor's actions, their log_prob, exploration and export mean one distribution.
+    """Asserts that an actor's actions, log_prob, exploration and export mean one distribution.
 
     The actor is copied in float64. Its sampled actions are taken back through ``transform`` by
     Newton's method, and ``log N(u; mean, std) - log|det J(u)|``, with the Jacobian by automatic

@@ -101,17 +101,15 @@ def action_range(action_spec: TensorSpec) -> dict[str, list[float]]:
     Raises:
         ConfigError: the actions are unbounded, or bounded differently in different environments.
     """
-    bounds = {}
-    for name in ("low", "high"):
-        rows = getattr(action_spec.space, name, torch.full((1, 1), math.inf))
-        rows = rows.expand(action_spec.shape).reshape(-1, action_spec.shape[-1])
-        if not (rows.isfinite() & (rows == rows[0])).all():
-            raise ConfigError(
-                f"action spec {action_spec}: expected finite bounds, the same for every "
-                "environment; bound the actions, or give action_low and action_high yourself"
-            )
-        bounds[f"action_{name}"] = rows[0].tolist()
-    return bounds
+    space, shape = action_spec.space, action_spec.shape
+    low, high = (b.expand(shape).reshape(-1, shape[-1]) for b in (space.low, space.high))
+    # Unbounded specs have the ends of the floats, whose difference is infinite.
+    if not ((high - low).isfinite() & (low == low[0]) & (high == high[0])).all():
+        raise ConfigError(
+            f"action spec {action_spec}: expected finite bounds, the same for every environment; "
+            "bound the actions, or give action_low and action_high yourself"
+        )
+    return {"action_low": low[0].tolist(), "action_high": high[0].tolist()}
 
 
 def import_builder(spec: FlashSACActorSpec) -> Any:

@@ -15,6 +15,8 @@ from unilab.errors import CheckpointError
 
 __all__ = ["as_checkpoint", "read_identity", "read_states"]
 
+_UNREADABLE = (TorchRLCheckpointError, OSError, ValueError, TypeError, KeyError, AttributeError)
+
 
 class _Payload:
     """A state on its way to or from disk: keeps what is read away from the live objects."""
@@ -63,7 +65,7 @@ def read_identity(path: Path) -> tuple[Any, set[str]]:
     try:
         manifest = Checkpoint.manifest(path)
         return manifest["metadata"].get("identity"), set(manifest["components"])
-    except (TorchRLCheckpointError, OSError, ValueError, KeyError, AttributeError) as error:
+    except _UNREADABLE as error:
         raise _damaged(path, error) from error
 
 
@@ -80,7 +82,7 @@ def read_states(path: Path, names: Collection[str]) -> dict[str, Any]:
     payloads = {name: _Payload() for name in names}
     try:
         _bind(payloads).load(path, map_location="cpu")
-    except (TorchRLCheckpointError, OSError, ValueError, KeyError, AttributeError) as error:
+    except _UNREADABLE as error:
         raise _damaged(path, error) from error
     return {name: payload.state for name, payload in payloads.items()}
 

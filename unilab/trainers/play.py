@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -63,7 +62,13 @@ def load_play_actor(run_or_checkpoint: str | Path) -> nn.Module:
         for key, value in state["loss"].items()
         if key.startswith(prefix)
     }
-    actor.load_state_dict(weights)
+    try:
+        actor.load_state_dict(weights)
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"checkpoint {path} does not fit the actor that {semantics['builder']} makes now "
+            f"({error}): play it with the code that it was trained with"
+        ) from error
     return actor.eval()
 
 
@@ -77,17 +82,15 @@ def _checkpoint(path: Path) -> Path:
     latest = CheckpointRotation(run.checkpoints).latest()
     if latest is None:
         raise CheckpointError(
-            f"{run.checkpoints} holds no complete checkpoint: let the run reach its first one"
+            f"{run.checkpoints} holds no complete checkpoint: wait for the run's first one"
         )
     return latest
 
 
 def _of_run(path: Path) -> Any:
     """What the run of a checkpoint says of its actor; None if it lies in no run's folder."""
-    config = RunFolder(path.parent.parent).config_file
-    if not config.is_file():
-        return None
-    return json.loads(config.read_text()).get("actor_semantics")
+    run = RunFolder(path.parent.parent)
+    return run.read_config().get("actor_semantics") if run.config_file.is_file() else None
 
 
 def _require(path: Path, saved: Any, live: Mapping[str, Any] | None) -> None:

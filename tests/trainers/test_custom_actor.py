@@ -107,7 +107,7 @@ def test_c12_each_is_counted_once_in_a_sum_over_the_losses():
     actor.zero_grad()
     torch.manual_seed(0)
     loss(tiny_batch())["loss_aux_bold"].backward()
-    torch.testing.assert_close(with_aux, without + actor.raw_std.bias.grad)
+    torch.testing.assert_close(with_aux, without + actor.raw_std.bias.grad, rtol=1e-4, atol=1e-4)
 
 
 def test_c13_they_are_logged_in_an_open_family(session):
@@ -368,7 +368,7 @@ def test_c19_a_checkpoint_of_another_actor_is_refused_whole_with_every_field(ses
     for actor, message in (
         (build(low=-0.6), r"kwargs\.low is -0.5 there and -0.6 here"),
         (build(), r"kwargs\.low is -0.5 there and missing here"),
-        (None, r"kind is 'custom' there and 'flashsac' here, .*builder is 'reference.actors"),
+        (None, r"builder is 'reference.actors.*, .*\.kind is 'custom' there and 'flashsac' here"),
     ):
         other = session(seed=1, actor=actor)
         before = other.state()

@@ -114,7 +114,7 @@ def test_c21_a_builder_that_makes_other_networks_now_is_refused(trained, tmp_pat
 
 def test_c25_a_builder_that_is_gone_is_named(trained, tmp_path, monkeypatch):
     monkeypatch.delattr(actors, "PlainActor")
-    with pytest.raises(ActorContractError, match="'reference.actors:PlainActor'.*has no 'PlainAc"):
+    with pytest.raises(ActorContractError, match=r"'reference.actors:PlainActor'.*has no 'PlainAc"):
         load_play_actor(tmp_path)
 
 

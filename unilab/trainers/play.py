@@ -79,7 +79,7 @@ def _checkpoint(path: Path) -> Path:
         if not path.exists():
             raise CheckpointError(f"{path} does not exist: give a run's folder or a checkpoint")
         return path
-    latest = CheckpointRotation(run.checkpoints).latest()
+    latest = CheckpointRotation(run.checkpoints, keep_last=1).latest()
     if latest is None:
         raise CheckpointError(
             f"{run.checkpoints} holds no complete checkpoint: wait for the run's first one"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -103,7 +104,7 @@ class FlashSACActor(nn.Module):
         self._noise_steps = torch.zeros(0, dtype=torch.long, device=device)
 
         if type(self) is FlashSACActor:  # a subclass is another actor, built in another way
-            kwargs = {"hidden_dim": hidden_dim, "num_blocks": num_blocks}
+            kwargs: dict[str, Any] = {"hidden_dim": hidden_dim, "num_blocks": num_blocks}
             kwargs |= {"action_low": low.tolist(), "action_high": high.tolist()}
             spec = FlashSACActorSpec(builder=BUILT_IN, kwargs=kwargs)
             record_build(self, spec, obs_dim=obs_dim, action_dim=action_dim)

@@ -15,7 +15,7 @@ from torchrl.checkpoint import GlobalRNGState
 __all__ = ["untouched"]
 
 _IMMUTABLE = (type, FunctionType, BuiltinFunctionType, MethodType, ModuleType)
-Restore = Callable[[], None]
+Restore = Callable[[], object]
 
 
 @contextmanager
@@ -52,7 +52,7 @@ def _remember(value: Any, restore: list[Restore], seen: set[int]) -> None:
         restore.append(_tensor(value))
     elif isinstance(value, torch.Generator):
         state = value.get_state()
-        restore.append(lambda: value.set_state(state) and None)
+        restore.append(lambda: value.set_state(state))
     elif isinstance(value, dict):
         restore.append(_container(value, dict(value), value.update))
         _remember_all(value.values(), restore, seen)

@@ -40,7 +40,7 @@ def load_play_actor(run_or_checkpoint: str | Path) -> nn.Module:
     """
     path = _checkpoint(Path(run_or_checkpoint))
     identity, _ = read_identity(path)
-    semantics = identity.get("actor_semantics") if isinstance(identity, Mapping) else None
+    semantics: Any = identity.get("actor_semantics") if isinstance(identity, Mapping) else None
     _require(path, semantics, _of_run(path))
     if semantics["builder"] is None:
         raise CheckpointError(

@@ -13,7 +13,7 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.data import ReplayBuffer
 
 from unilab.data import RewardNormalizer
-from unilab.errors import NonFiniteError
+from unilab.errors import NonFiniteError, UnilabError
 from unilab.record.console import Progress
 from unilab.record.metrics import MetricLogger
 from unilab.trainers.checkpoint import Checkpointer, Counters
@@ -142,6 +142,10 @@ class OffPolicyRunner:
                     if stop.requested or self._time_is_up():
                         break
                 self._finish(interrupted=stop.requested)
+        except UnilabError:
+            # A policy of NaN fails in the environment first; the metrics know where it began.
+            self._drain_updates()
+            raise
         finally:
             if self.progress is not None:
                 self.progress.close()

@@ -34,24 +34,24 @@ from unilab.trainers import (
 )
 
 
-def flashsac(algo: AlgoCfg, see: Interface) -> Algorithm:
+def flashsac(algo: AlgoCfg, interface: Interface) -> Algorithm:
     """FlashSAC from its settings and what it sees of the environment."""
     params = algo.algo_params
     actor = build_actor(
-        params.actor_spec(see.action_spec),
-        obs_dim=see.obs_groups["obs"],
-        action_dim=see.action_spec.shape[-1],
-        device=see.device,
+        params.actor_spec(interface.action_spec),
+        obs_dim=interface.obs_groups["obs"],
+        action_dim=interface.action_spec.shape[-1],
+        device=interface.device,
     )
     critic = FlashSACCritic(
-        see.obs_groups[see.critic_obs],
-        see.action_spec.shape[-1],
+        interface.obs_groups[interface.critic_obs],
+        interface.action_spec.shape[-1],
         hidden_dim=params.critic_hidden_dim,
         num_blocks=params.critic_num_blocks,
         num_bins=params.num_bins,
         v_min=params.v_min,
         v_max=params.v_max,
-        device=see.device,
+        device=interface.device,
     )
     loss = FlashSACLoss(
         actor,
@@ -61,7 +61,7 @@ def flashsac(algo: AlgoCfg, see: Interface) -> Algorithm:
         target_entropy_sigma=params.target_entropy_sigma,
         bc_alpha=params.bc_alpha,
     )
-    loss.set_keys(critic_obs=see.critic_obs)
+    loss.set_keys(critic_obs=interface.critic_obs)
     learner = FlashSACLearner(
         loss,
         lr=params.lr,
@@ -93,11 +93,11 @@ def train(cfg: TrainCfg) -> int:
     groups = env.obs_groups_spec
     critic_obs = "critic" if "critic" in groups else "obs"
 
-    see = Interface(
+    interface = Interface(
         obs_groups=groups, critic_obs=critic_obs, action_spec=env.action_spec, device=device
     )
     build = algorithm(algo.name, flashsac)  # or one that another package registered
-    parts = build(algo, see)
+    parts = build(algo, interface)
     buffer = make_replay_buffer(
         algo.replay_capacity,
         algo.batch_size,

@@ -71,14 +71,14 @@ class DDPGLearner:
         self.update_count = state["update_count"]
 
 
-def ddpg(algo: AlgoCfg, see: Interface) -> Algorithm:
-    obs, action = see.obs_groups["obs"], see.action_spec.shape[-1]
+def ddpg(algo: AlgoCfg, interface: Interface) -> Algorithm:
+    obs, action = interface.obs_groups["obs"], interface.action_spec.shape[-1]
     net = torch.nn.Sequential(MLP(obs, action, num_cells=[8]), torch.nn.Tanh())
     actor = TensorDictModule(net, in_keys=["obs"], out_keys=["action"])
     value = ValueOperator(MLP(obs + action, 1, num_cells=[8]), in_keys=["obs", "action"])
     loss = DDPGLoss(actor, value)
     loss.make_value_estimator(gamma=algo.gamma)
-    noise = AdditiveGaussianModule(see.action_spec[0], device=see.device)
+    noise = AdditiveGaussianModule(interface.action_spec[0], device=interface.device)
     policy = TensorDictSequential(actor, noise)
     return Algorithm(actor=net, policy=policy, learner=DDPGLearner(loss, algo.algo_params.lr))
 

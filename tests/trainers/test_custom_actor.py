@@ -15,7 +15,13 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from unilab.errors import ActorContractError, CheckpointError, ConfigError, NonFiniteError
-from unilab.modules import FlashSACActorSpec, FlashSACPolicy, actor_semantics, build_actor
+from unilab.modules import (
+    FlashSACActor,
+    FlashSACActorSpec,
+    FlashSACPolicy,
+    actor_semantics,
+    build_actor,
+)
 from unilab.objectives import FlashSACLoss
 from unilab.record.schema import FAMILIES, metric
 from unilab.trainers import Counters, FlashSACLearner
@@ -204,6 +210,12 @@ def test_c18_every_checkpoint_holds_the_actors_semantics(session):
         "action_dim": 2,
         "action_transform": "tanh_affine",
     }
+
+
+def test_c18_the_built_in_actor_means_the_same_however_it_was_built():
+    spec = FlashSACActorSpec(builder="unilab.modules.FlashSACActor", kwargs={"hidden_dim": 8})
+    built = build_actor(spec, obs_dim=3, action_dim=2)
+    assert actor_semantics(built) == actor_semantics(FlashSACActor(3, 2, 8))
 
 
 def test_c18_an_instance_of_unknown_builder_says_so():

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from unilab.errors import ActorContractError
-from unilab.modules.actor_spec import FlashSACActorSpec, import_builder, record_build
+from unilab.modules.actor_spec import BUILT_IN, FlashSACActorSpec, import_builder, record_build
 from unilab.modules.untouched import untouched
 
 __all__ = ["build_actor", "validate_actor"]
@@ -63,7 +63,8 @@ def build_actor(
             "torch.nn.Module"
         )
     validate_actor(actor, obs_dim=obs_dim, action_dim=action_dim)
-    record_build(actor, spec, obs_dim=obs_dim, action_dim=action_dim)
+    if spec.builder != BUILT_IN:  # which records all of its arguments itself
+        record_build(actor, spec, obs_dim=obs_dim, action_dim=action_dim)
     return actor
 
 

@@ -14,56 +14,45 @@ from torchrl.envs import InitTracker, TransformedEnv
 import unilab
 from unilab.conf import hydra_main
 from unilab.data import RewardNormalizer, make_replay_buffer
-from unilab.modules import FlashSACActor, FlashSACCritic, FlashSACPolicy
+from unilab.modules import FlashSACCritic, FlashSACPolicy, build_actor
 from unilab.objectives import FlashSACLoss
 from unilab.record import MetricLogger, Progress, RunFolder, closing_summary, started_as
 from unilab.trainers import (
+    AlgoCfg,
+    Algorithm,
     Checkpointer,
     Counters,
     EnvTrainingState,
     Evaluator,
     FlashSACLearner,
+    Interface,
     OffPolicyRunner,
     ReplayContents,
     TrainCfg,
+    algorithm,
     run_identity,
 )
 
 
-def train(cfg: TrainCfg) -> int:
-    """One training run from its configuration; returns the exit code."""
-    algo, params, training = cfg.algo, cfg.algo.algo_params, cfg.training
-    device = training.resolve_device()
-    torch.set_num_threads(training.resolve_threads())
-    torch.manual_seed(training.seed)
-
-    # Physics on the CPU; a second batch of environments for evaluation.
-    env = unilab.make(cfg.task, num_envs=algo.num_envs, seed=training.seed, overrides=cfg.env)
-    eval_env = unilab.make(
-        cfg.task, num_envs=training.eval_num_envs, seed=training.seed + 1, overrides=cfg.env
-    )
-    groups, action_dim = env.obs_groups_spec, env.action_spec.shape[-1]
-    critic_obs = "critic" if "critic" in groups else "obs"
-
-    # The algorithm.
-    actor = FlashSACActor(
-        groups["obs"],
-        action_dim,
-        hidden_dim=params.actor_hidden_dim,
-        num_blocks=params.actor_num_blocks,
-        device=device,
+def flashsac(algo: AlgoCfg, interface: Interface) -> Algorithm:
+    """FlashSAC from its settings and what it sees of the environment."""
+    params = algo.algo_params
+    actor = build_actor(
+        params.actor_spec(interface.action_spec),
+        obs_dim=interface.obs_groups["obs"],
+        action_dim=interface.action_spec.shape[-1],
+        device=interface.device,
     )
     critic = FlashSACCritic(
-        groups[critic_obs],
-        action_dim,
+        interface.obs_groups[interface.critic_obs],
+        interface.action_spec.shape[-1],
         hidden_dim=params.critic_hidden_dim,
         num_blocks=params.critic_num_blocks,
         num_bins=params.num_bins,
         v_min=params.v_min,
         v_max=params.v_max,
-        device=device,
+        device=interface.device,
     )
-    policy = FlashSACPolicy(actor)
     loss = FlashSACLoss(
         actor,
         critic,
@@ -72,7 +61,7 @@ def train(cfg: TrainCfg) -> int:
         target_entropy_sigma=params.target_entropy_sigma,
         bc_alpha=params.bc_alpha,
     )
-    loss.set_keys(critic_obs=critic_obs)
+    loss.set_keys(critic_obs=interface.critic_obs)
     learner = FlashSACLearner(
         loss,
         lr=params.lr,
@@ -83,7 +72,32 @@ def train(cfg: TrainCfg) -> int:
         tau=params.tau,
         amp_dtype=params.amp_dtype,
         compile=params.compile,
+        use_whole_cycle_cuda_graph=params.use_whole_cycle_cuda_graph,
+        actor_normalize_parameters=params.actor_normalize_parameters,
     )
+    return Algorithm(actor=actor, policy=FlashSACPolicy(actor), learner=learner)
+
+
+def train(cfg: TrainCfg) -> int:
+    """One training run from its configuration; returns the exit code."""
+    algo, training = cfg.algo, cfg.training
+    device = training.resolve_device()
+    torch.set_num_threads(training.resolve_threads())
+    torch.manual_seed(training.seed)
+
+    # Physics on the CPU; a second batch of environments for evaluation.
+    env = unilab.make(cfg.task, num_envs=algo.num_envs, seed=training.seed, overrides=cfg.env)
+    eval_env = unilab.make(
+        cfg.task, num_envs=training.eval_num_envs, seed=training.seed + 1, overrides=cfg.env
+    )
+    groups = env.obs_groups_spec
+    critic_obs = "critic" if "critic" in groups else "obs"
+
+    interface = Interface(
+        obs_groups=groups, critic_obs=critic_obs, action_spec=env.action_spec, device=device
+    )
+    build = algorithm(algo.name, flashsac)  # or one that another package registered
+    parts = build(algo, interface)
     buffer = make_replay_buffer(
         algo.replay_capacity,
         algo.batch_size,
@@ -91,7 +105,7 @@ def train(cfg: TrainCfg) -> int:
         n_step=algo.n_step,
         gamma=algo.gamma,
     )
-    rewards = RewardNormalizer(algo.gamma, v_max=params.v_max)
+    rewards = RewardNormalizer(algo.gamma, v_max=algo.algo_params.v_max)
 
     # The run: a new folder, or the one to continue from its newest checkpoint.
     run = (
@@ -101,8 +115,10 @@ def train(cfg: TrainCfg) -> int:
             cfg.task, training.seed, log_root=training.log_root, path=training.run_dir
         )
     )
-    identity = run_identity(task=cfg.task, obs_groups=groups, critic_obs=critic_obs, actor=actor)
-    state = {"learner": learner, "rewards": rewards, "env": EnvTrainingState(env)}
+    identity = run_identity(
+        task=cfg.task, obs_groups=groups, critic_obs=critic_obs, actor=parts.actor
+    )
+    state = {"learner": parts.learner, "rewards": rewards, "env": EnvTrainingState(env)}
     if training.save_replay:
         state["replay"] = ReplayContents(buffer)
     checkpointer = Checkpointer(
@@ -116,7 +132,7 @@ def train(cfg: TrainCfg) -> int:
     collector = Collector(
         # InitTracker marks the rows that were just reset: exploration noise restarts there.
         TransformedEnv(env, InitTracker()),
-        policy,
+        parts.policy,
         frames_per_batch=algo.num_envs,
         total_frames=frames_left,
         init_random_frames=algo.random_frames_left(counters.frames),
@@ -131,7 +147,7 @@ def train(cfg: TrainCfg) -> int:
     )
     result = OffPolicyRunner(
         collector,
-        learner,
+        parts.learner,
         buffer,
         rewards,
         learning_starts=algo.learning_starts,
@@ -139,7 +155,7 @@ def train(cfg: TrainCfg) -> int:
         counters=counters,
         logger=MetricLogger(run, until_frames=counters.frames),
         checkpointer=checkpointer,
-        evaluate=Evaluator(eval_env, policy),
+        evaluate=Evaluator(eval_env, parts.policy),
         drain_metrics=env.drain_metrics,
         progress=Progress(algo.total_frames, initial=counters.frames),
         eval_interval=training.eval_interval,

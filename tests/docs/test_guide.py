@@ -13,11 +13,15 @@ from types import ModuleType
 import pytest
 import torch
 from docs.pages import REPOSITORY, blocks
+from tensordict import TensorDict
 from torchrl.envs import check_env_specs
 
 import unilab
 from unilab import registry
+from unilab.conf import compose
 from unilab.errors import ConfigError
+from unilab.modules import FlashSACActorSpec
+from unilab.trainers import Checkpointer, Counters, algorithms, run_identity
 
 TINY = [
     "algo.num_envs=8",
@@ -43,6 +47,52 @@ def test_compose_page_runs_from_top_to_bottom() -> None:
     assert all(bool(v.isfinite()) for v in names["metrics"].values())
     assert len(names["buffer"]) == 1280
     assert all(bool(v.isfinite().all()) for v in names["losses"].values())
+
+
+def test_custom_actor_page_builds_trains_saves_and_plays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, check, compose_, play, other = blocks("guide/custom_actor.md", "python")
+    (tmp_path / "my_actor.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    names: dict = {"torch": torch}
+    for block in (check, compose_):
+        exec(compile(block, "docs/guide/custom_actor.md", "exec"), names)
+    batch = TensorDict(
+        {
+            "obs": torch.randn(8, 3),
+            "action": torch.rand(8, 1),
+            ("next", "obs"): torch.randn(8, 3),
+            ("next", "reward"): torch.randn(8, 1),
+            ("next", "terminated"): torch.zeros(8, 1, dtype=torch.bool),
+        },
+        [8],
+    )
+    assert names["learner"].update(batch)["loss_aux_calm"] > 0
+
+    identity = run_identity(
+        task="my_task", obs_groups={"obs": 3}, critic_obs="obs", actor=names["actor"]
+    )
+    folder = tmp_path / "runs" / "my_run" / "checkpoints"
+    Checkpointer(folder, {"learner": names["learner"]}, identity=identity).save(Counters())
+    trained = names["actor"].explore(torch.zeros(1, 3), deterministic=True)
+    exec(compile(play, "docs/guide/custom_actor.md", "exec"), names)
+    assert torch.equal(names["action"], trained)
+
+    monkeypatch.setattr(algorithms, "_registered", {})
+    exec(compile(other, "docs/guide/custom_actor.md", "exec"), names)
+    assert list(algorithms._registered) == ["my_algorithm"]
+
+
+def test_custom_actor_page_command_composes() -> None:
+    (command,) = blocks("guide/custom_actor.md", "sh")
+    overrides = command.replace("\\\n", "").split()[3:]
+    cfg = compose(overrides)
+    assert cfg.algo.algo_params.actor_config == FlashSACActorSpec(
+        builder="my_actor:MyActor", kwargs={"limit": 0.8}
+    )
+    assert cfg.algo.algo_params.use_whole_cycle_cuda_graph is False
 
 
 def test_tasks_page_override_example_runs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -118,9 +118,29 @@ def test_other_networks_are_refused_and_the_run_is_left_as_it_was(script, tmp_pa
     script.train(compose([*TINY, f"training.run_dir={run}"]))
     files = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
     wider = ["algo.algo_params.actor_hidden_dim=16", "algo.total_frames=240"]
-    with pytest.raises(CheckpointError, match=r"does not fit this run.*Nothing was loaded"):
+    with pytest.raises(
+        CheckpointError, match=r"hidden_dim is 8 there and 16 here.*Nothing was loaded"
+    ):
         script.train(compose([f"training.resume={run}", *wider]))
     assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == files
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("use_whole_cycle_cuda_graph=true", "use_whole_cycle_cuda_graph with a custom actor"),
+        ("actor_normalize_parameters=false", "actor_normalize_parameters=False with a custom act"),
+    ],
+)
+def test_what_only_the_built_in_actor_can_is_refused_with_another(
+    script, tmp_path, setting, message
+):
+    run = tmp_path / "run"
+    custom = "algo.algo_params.actor_config.builder=reference.actors:PlainActor"
+    cfg = compose([*TINY, custom, f"algo.algo_params.{setting}", f"training.run_dir={run}"])
+    with pytest.raises(ConfigError, match=message):
+        script.train(cfg)
+    assert not run.exists()
 
 
 def test_a_bad_environment_override_leaves_no_run_folder(script, tmp_path):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tensordict import TensorDictBase
+from torch import nn
 from torchrl.collectors import Collector
 from torchrl.envs import InitTracker, TransformedEnv
 
@@ -39,6 +40,8 @@ class Session:
         *,
         seed: int = 0,
         hidden_dim: int = 8,
+        critic_dim: int = 8,
+        actor: nn.Module | None = None,
         save_replay: bool = True,
         keep: int = 3,
         **identity: Any,
@@ -46,8 +49,8 @@ class Session:
         torch.manual_seed(seed)
         self.collectors: list[Collector] = []
         self.env = unilab.make("pendulum_swingup", num_envs=NUM_ENVS, seed=seed)
-        self.actor = FlashSACActor(3, 1, hidden_dim, num_blocks=1)
-        critic = FlashSACCritic(3, 1, hidden_dim, num_blocks=1, num_bins=11)
+        self.actor = actor or FlashSACActor(3, 1, hidden_dim, num_blocks=1)
+        critic = FlashSACCritic(3, 1, critic_dim, num_blocks=1, num_bins=11)
         loss = FlashSACLoss(self.actor, critic, gamma=0.9)
         loss.set_keys(critic_obs="obs")
         self.policy = FlashSACPolicy(self.actor)

@@ -112,15 +112,22 @@ def test_a_checkpoint_without_identity_is_refused(session, tmp_path):
     run = session()
     nameless = Checkpointer(tmp_path / "checkpoints", {"learner": run.learner}, identity={})
     nameless.save(Counters(frames=1))
-    with pytest.raises(CheckpointError, match=r"actor_semantics.kind is None there and 'flashsac'"):
+    with pytest.raises(CheckpointError, match=r"checkpoint_version is missing there and 1 here"):
         run.checkpointer.load()
 
 
-def test_networks_of_another_width_are_refused_whole(session, differing):
+@pytest.mark.parametrize(
+    ("width", "message"),
+    [
+        ("hidden_dim", r"actor_semantics.kwargs.hidden_dim is 8 there and 16 here"),
+        ("critic_dim", r"has shape \[.*\] there and \[.*\] here"),
+    ],
+)
+def test_networks_of_another_width_are_refused_whole(session, differing, width, message):
     session().train(TICKS)
-    wider = session(seed=1, hidden_dim=16)
+    wider = session(seed=1, **{width: 16})
     before = wider.state()
-    with pytest.raises(CheckpointError, match=r"has shape \[.*\] there and \[.*\] here"):
+    with pytest.raises(CheckpointError, match=message):
         wider.checkpointer.load()
     assert differing(before, wider.state()) == []
 

@@ -6,6 +6,7 @@ import os
 
 import pytest
 import torch
+from torchrl.data import Bounded
 
 from unilab.errors import ConfigError, PlacementError
 from unilab.trainers import TrainCfg
@@ -43,6 +44,18 @@ def test_a_configuration_survives_the_way_through_plain_dicts():
         ({"algo": {"gamma": "high"}}, "algo.gamma='high': expected float, got str"),
         ({"algo": 3}, "algo: expected a mapping, got 3"),
         ({"algo": {"name": "flashsack"}}, r"algo.name='flashsack' \(did you mean 'flashsac'"),
+        (
+            {"algo": {"algo_params": {"actor_config": {"biulder": "a:b"}}}},
+            r"unknown key 'algo.algo_params.actor_config.biulder' \(did you mean 'builder'",
+        ),
+        (
+            {"algo": {"algo_params": {"actor_config": {"kwargs": {}}}}},
+            "algo.algo_params.actor_config.builder is missing",
+        ),
+        (
+            {"algo": {"algo_params": {"actor_config": "a:b"}}},
+            "algo.algo_params.actor_config: expected a mapping, got 'a:b'",
+        ),
         ({"training": {"device": "gpu"}}, "training.device='gpu'.*one of auto, cpu, cuda"),
         ({"training": {"seed": None}}, "training.seed=None: expected int, got NoneType"),
         ({"env": [1]}, r"env: expected a mapping, got \[1\]"),
@@ -100,7 +113,38 @@ def test_whole_floats_are_counts_and_integers_are_floats():
     assert (algo.gamma, type(algo.gamma)) == (1.0, float)
 
 
-@pytest.mark.parametrize("key", ["task", "algo", "algo.algo_params.lr", "env.anything.below"])
+def test_the_actor_to_build_is_the_injected_one_or_the_built_in_one_in_the_envs_range():
+    range_ = Bounded(torch.tensor([-1.0, 0.0]), torch.tensor([1.0, 2.0])).expand(4, 2)
+    built_in = cfg(algo={"algo_params": {"actor_hidden_dim": 8}}).algo.algo_params
+    assert built_in.actor_spec(range_).to_dict() == {
+        "builder": "unilab.modules:FlashSACActor",
+        "kwargs": {
+            "hidden_dim": 8,
+            "num_blocks": 2,
+            "action_low": [-1.0, 0.0],
+            "action_high": [1.0, 2.0],
+        },
+    }
+    custom = {"builder": "my.actor", "kwargs": {"width": 3}}
+    given = cfg(algo={"algo_params": {"actor_config": custom}})
+    assert given.algo.algo_params.actor_spec(range_).to_dict() == {
+        "builder": "my:actor",
+        "kwargs": {"width": 3},
+    }
+    assert TrainCfg.from_dict(given.to_dict()) == given
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "task",
+        "algo",
+        "algo.algo_params.lr",
+        "algo.algo_params.actor_config.builder",
+        "algo.algo_params.actor_config.kwargs.a.b",
+        "env.anything.below",
+    ],
+)
 def test_existing_keys_are_known(key):
     check_key(TrainCfg, key)
 
@@ -110,6 +154,7 @@ def test_existing_keys_are_known(key):
     [
         ("training.seeds", r"'training.seeds' \(did you mean 'seed'"),
         ("algo.gamma.x", "algo.gamma is a single value and has no keys below it"),
+        ("algo.algo_params.actor_config.class", "'algo.algo_params.actor_config.class'"),
     ],
 )
 def test_keys_that_do_not_exist_are_named(key, message):

@@ -104,7 +104,7 @@ def test_state_covers_target_statistics_and_exploits_no_shared_memory_when_saved
 def test_learning_rates_follow_each_optimizers_own_steps():
     learner = FlashSACLearner(tiny_loss(), lr=1.0, lr_init=0.0, lr_end=0.5, warmup_steps=2)
     run(learner, range(3))  # three critic steps, two actor steps
-    rates = {k: o["param_groups"][0]["lr"] for k, o in learner.state_dict()["optimizers"].items()}
+    rates = {k: o.adam.param_groups[0]["lr"] for k, o in learner._optimizers.items()}
     assert rates == {"critic": 1.0, "actor": 0.5, "alpha": 0.5}
     assert learner.state_dict()["schedules"] == {"actor": 2, "alpha": 2, "critic": 3}
 

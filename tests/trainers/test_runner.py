@@ -186,6 +186,26 @@ def test_a_diverged_policy_ends_the_run_at_the_environment(session):
     assert run.checkpointer.load().frames == FRAMES
 
 
+def test_c15_what_became_nan_first_is_named_although_the_environment_fails_first(session):
+    run = session()
+    update = run.learner.update
+
+    def poisoned(batch):
+        metrics = update(batch)
+        if run.learner.update_count == 3:
+            with torch.no_grad():
+                run.actor.mean_head.weight.fill_(float("nan"))
+            metrics["loss_aux_gait"] = torch.tensor(float("nan"))
+        else:
+            metrics["loss_aux_gait"] = torch.tensor(1.0)
+        return metrics
+
+    run.learner.update = poisoned
+    with pytest.raises(NonFiniteError, match=r"^loss_aux_gait became NaN") as caught:
+        run.train(TICKS)
+    assert "action is not finite" in str(caught.value.__context__)
+
+
 def test_a_tag_outside_the_schema_is_an_error(session, folder):
     run = session()
     with pytest.raises(ValueError, match="'Mine/x' is not in the schema"):

@@ -24,6 +24,8 @@ from unilab.trainers.config_dict import check_key
 __all__ = ["compose", "hydra_main", "tasks"]
 
 _MODULE = "unilab.conf.flashsac"
+# Where a user's keys are not in the packaged files.
+_OPEN = ("env.", "algo.algo_params.actor_config.")
 
 
 def tasks() -> list[str]:
@@ -109,7 +111,7 @@ def _report(run: Callable[[], None]) -> None:
 
 
 def _checked(overrides: Sequence[str], *, any_task: bool = False) -> list[str]:
-    """Overrides whose keys exist; those of ``env.`` made such that Hydra lets them add keys."""
+    """Overrides whose keys exist; those of open tables made such that Hydra lets them add keys."""
     parser = OverridesParser.create()
     checked = []
     for text in overrides:
@@ -125,10 +127,8 @@ def _checked(overrides: Sequence[str], *, any_task: bool = False) -> list[str]:
                 _check_task(str(override.value()))
         elif key.partition(".")[0].partition("/")[0] != "hydra":
             check_key(TrainCfg, key)
-        is_new_env_key = (
-            key.startswith("env.") and override.type is not None and text[0] not in "+~"
-        )
-        checked.append(f"++{text}" if is_new_env_key else text)
+        may_be_new = key.startswith(_OPEN) and override.type is not None and text[0] not in "+~"
+        checked.append(f"++{text}" if may_be_new else text)
     return checked
 
 

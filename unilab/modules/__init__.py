@@ -1,7 +1,20 @@
-"""Networks: FlashSAC's actor, critic and rollout policy."""
+"""Networks: FlashSAC's actor, critic and rollout policy, and the contract of anybody's actor."""
 
 from unilab.modules.actor import FlashSACActor
+from unilab.modules.actor_contract import build_actor, validate_actor
+from unilab.modules.actor_spec import FlashSACActorSpec, action_range, actor_semantics
+from unilab.modules.conformance import assert_log_prob_consistent
 from unilab.modules.critic import FlashSACCritic
 from unilab.modules.policy import FlashSACPolicy
 
-__all__ = ["FlashSACActor", "FlashSACCritic", "FlashSACPolicy"]
+__all__ = [
+    "FlashSACActor",
+    "FlashSACActorSpec",
+    "FlashSACCritic",
+    "FlashSACPolicy",
+    "action_range",
+    "actor_semantics",
+    "assert_log_prob_consistent",
+    "build_actor",
+    "validate_actor",
+]

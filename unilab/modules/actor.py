@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from unilab.errors import ConfigError
+from unilab.modules.actor_spec import BUILT_IN, FlashSACActorSpec, record_build
 from unilab.modules.functional import squash_log_std, squashed_log_prob, zeta_pmf
 from unilab.modules.layers import (
     Block,
@@ -100,6 +102,12 @@ class FlashSACActor(nn.Module):
         # module's tensors into its own copy must not find them.
         self._noise = torch.zeros(0, action_dim, device=device)
         self._noise_steps = torch.zeros(0, dtype=torch.long, device=device)
+
+        if type(self) is FlashSACActor:  # a subclass is another actor, built in another way
+            kwargs: dict[str, Any] = {"hidden_dim": hidden_dim, "num_blocks": num_blocks}
+            kwargs |= {"action_low": low.tolist(), "action_high": high.tolist()}
+            spec = FlashSACActorSpec(builder=BUILT_IN, kwargs=kwargs)
+            record_build(self, spec, obs_dim=obs_dim, action_dim=action_dim)
 
     def get_mean_and_std(self, obs: Tensor, training: bool = False) -> tuple[Tensor, Tensor]:
         """Parameters of the pre-transform Gaussian.

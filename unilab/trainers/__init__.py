@@ -1,21 +1,29 @@
 """Training: the learner's update, the loop around it, and what survives a run."""
 
+from unilab.trainers.algorithms import Algorithm, Interface, algorithm, register_algorithm
 from unilab.trainers.checkpoint import Checkpointer, Counters, EnvTrainingState, ReplayContents
-from unilab.trainers.config import TrainCfg
+from unilab.trainers.config import AlgoCfg, TrainCfg
 from unilab.trainers.evaluation import Evaluator
 from unilab.trainers.identity import run_identity
 from unilab.trainers.learner import FlashSACLearner
+from unilab.trainers.play import load_play_actor
 from unilab.trainers.runner import OffPolicyRunner, RunResult
 
 __all__ = [
+    "AlgoCfg",
+    "Algorithm",
     "Checkpointer",
     "Counters",
     "EnvTrainingState",
     "Evaluator",
     "FlashSACLearner",
+    "Interface",
     "OffPolicyRunner",
     "ReplayContents",
     "RunResult",
     "TrainCfg",
+    "algorithm",
+    "load_play_actor",
+    "register_algorithm",
     "run_identity",
 ]

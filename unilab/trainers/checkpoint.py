@@ -11,18 +11,14 @@ from typing import Any, Protocol
 
 import torch
 from tensordict import TensorDict
-from torchrl.checkpoint import (
-    Checkpoint,
-    CheckpointRotation,
-    GlobalRNGState,
-    StateDictCheckpointAdapter,
-)
-from torchrl.checkpoint import CheckpointError as TorchRLCheckpointError
+from torchrl.checkpoint import CheckpointRotation, GlobalRNGState
 from torchrl.data import ReplayBuffer
 
 from unilab.errors import CheckpointError
+from unilab.modules.actor_spec import differences
+from unilab.trainers.checkpoint_files import as_checkpoint, read_identity, read_states
 
-__all__ = ["Checkpointer", "Counters", "EnvTrainingState", "ReplayContents"]
+__all__ = ["Checkpointer", "Counters", "EnvTrainingState", "ReplayContents", "mismatch"]
 
 _OPTIONAL = ("replay",)
 
@@ -41,19 +37,6 @@ class Counters:
     """Environment steps taken, all environments together."""
     minutes: float = 0.0
     """Training time."""
-
-
-class _Payload:
-    """A state on its way to or from disk: keeps what is read away from the live objects."""
-
-    def __init__(self, state: Any = None) -> None:
-        self.state = state
-
-    def state_dict(self) -> Any:
-        return self.state
-
-    def load_state_dict(self, state: Any) -> None:
-        self.state = state
 
 
 class Checkpointer:
@@ -98,10 +81,11 @@ class Checkpointer:
         """
         states = {name: part.state_dict() for name, part in self._components.items()}
         states["counters"] = dataclasses.asdict(counters)
-        checkpoint = _bind({name: _Payload(state) for name, state in states.items()})
         metadata = {"identity": self._identity}
         try:
-            return self._rotation.save(checkpoint, step=counters.frames, metadata=metadata)
+            return self._rotation.save(
+                as_checkpoint(states), step=counters.frames, metadata=metadata
+            )
         except (OSError, RuntimeError) as error:
             raise CheckpointError(
                 f"no checkpoint written to {self._rotation.directory} ({error}): free space or fix "
@@ -144,25 +128,20 @@ class Checkpointer:
         return Counters(**counters)
 
     def _read(self, path: Path) -> dict[str, Any]:
-        try:
-            manifest = Checkpoint.manifest(path)
-            identity = manifest["metadata"].get("identity")
-            wanted = [
-                n for n in self._components if n not in _OPTIONAL or n in manifest["components"]
-            ]
-            present = {name: _Payload() for name in (*wanted, "counters")}
-            if identity == self._identity:
-                _bind(present).load(path, map_location="cpu")
-        except (TorchRLCheckpointError, OSError, ValueError, KeyError, AttributeError) as error:
-            raise CheckpointError(
-                f"checkpoint {path} is damaged or is no checkpoint ({error}): remove it to "
-                "continue from the one before"
-            ) from error
+        identity, names = read_identity(path)
         if identity != self._identity:
             raise CheckpointError(
-                f"checkpoint {path} is of another run: {_differences(identity, self._identity)}"
+                f"checkpoint {path} is of another run: {differences(identity, self._identity)}. "
+                "Nothing was loaded; resume with the configuration that the run was started with"
             )
-        return {name: payload.state for name, payload in present.items()}
+        unknown = names - {*self._components, *_OPTIONAL, "counters"}
+        if unknown:
+            raise CheckpointError(
+                f"checkpoint {path} does not fit this run: it holds {', '.join(sorted(unknown))} "
+                "as well, which nothing here takes up"
+            )
+        wanted = [n for n in self._components if n not in _OPTIONAL or n in names]
+        return read_states(path, [*wanted, "counters"])
 
     def _compare(self, path: Path, states: Mapping[str, Any]) -> None:
         for name, state in states.items():
@@ -170,7 +149,7 @@ class Checkpointer:
             problem = (
                 check(state)
                 if check is not None
-                else _mismatch(state, self._components[name].state_dict(), name)
+                else mismatch(state, self._components[name].state_dict(), name)
             )
             if problem:
                 raise CheckpointError(
@@ -287,32 +266,7 @@ class ReplayContents:
         return ""
 
 
-def _bind(payloads: Mapping[str, _Payload]) -> Checkpoint:
-    checkpoint = Checkpoint(strict="error")
-    for name, payload in payloads.items():
-        # One torch file a component, read back with weights_only=True.
-        adapter = StateDictCheckpointAdapter(payload_format="torch")
-        checkpoint.register(name, payload, adapter=adapter)
-    return checkpoint
-
-
-def _differences(saved: Any, live: Mapping[str, Any]) -> str:
-    there, here = _flat(saved), _flat(live)
-    keys = [k for k in {**there, **here} if there.get(k) != here.get(k)]
-    return ", ".join(f"{k} is {there.get(k)!r} there and {here.get(k)!r} here" for k in keys)
-
-
-def _flat(value: Any, path: str = "") -> dict[str, Any]:
-    """Leaves of nested mappings by dotted path."""
-    if not isinstance(value, Mapping) or not value:
-        return {path: value} if path else {}
-    leaves: dict[str, Any] = {}
-    for key, inner in value.items():
-        leaves |= _flat(inner, f"{path}.{key}" if path else str(key))
-    return leaves
-
-
-def _mismatch(saved: Any, live: Any, path: str) -> str:
+def mismatch(saved: Any, live: Any, path: str) -> str:
     """The first way in which a saved state cannot be the live object's, or ``""``.
 
     What is not there yet (an optimizer's moments before its first step, a lazily built buffer) is
@@ -333,10 +287,10 @@ def _mismatch(saved: Any, live: Any, path: str) -> str:
             return ""
         if set(saved) != set(live):
             return f"{path} differs in {sorted(map(str, set(saved) ^ set(live)))}"
-        return next(filter(None, (_mismatch(saved[k], live[k], f"{path}.{k}") for k in live)), "")
+        return next(filter(None, (mismatch(saved[k], live[k], f"{path}.{k}") for k in live)), "")
     if isinstance(live, Sequence) and not isinstance(live, str):
         if not isinstance(saved, Sequence) or len(saved) != len(live):
             return f"{path} has another length there than here"
         pairs = enumerate(zip(saved, live, strict=True))
-        return next(filter(None, (_mismatch(s, v, f"{path}[{i}]") for i, (s, v) in pairs)), "")
+        return next(filter(None, (mismatch(s, v, f"{path}[{i}]") for i, (s, v) in pairs)), "")
     return ""

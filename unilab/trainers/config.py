@@ -8,8 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
+from torchrl.data import TensorSpec
 
 from unilab.errors import ConfigError, PlacementError
+from unilab.modules import FlashSACActorSpec, action_range
+from unilab.modules.actor_spec import BUILT_IN
+from unilab.trainers.algorithms import check_algorithm
 from unilab.trainers.config_dict import from_dict, to_dict
 
 __all__ = ["AlgoCfg", "AlgoParamsCfg", "TrainCfg", "TrainingCfg"]
@@ -55,6 +59,29 @@ class AlgoParamsCfg:
     """Compile the update with ``torch.compile``; falls back to eager where that is not possible."""
     amp_dtype: Literal["bfloat16"] | None = None
     """Precision of the matrix products; null: float32."""
+    actor_config: FlashSACActorSpec | None = None
+    """An actor of your own, ``{builder: "pkg.module:callable", kwargs: {...}}``; null: built-in."""
+    actor_normalize_parameters: bool = True
+    """Bring the built-in actor back to its norms after each step."""
+    use_whole_cycle_cuda_graph: bool | None = None
+    """Capture whole updates as CUDA graphs; null: on NVIDIA. Not with an actor of your own."""
+
+    def actor_spec(self, action_spec: TensorSpec) -> FlashSACActorSpec:
+        """The actor to build: that of ``actor_config``, or the built-in one.
+
+        Args:
+            action_spec: the environment's actions, whose range the built-in actor fills.
+        """
+        if self.actor_config is not None:
+            return self.actor_config
+        return FlashSACActorSpec(
+            builder=BUILT_IN,
+            kwargs={
+                "hidden_dim": self.actor_hidden_dim,
+                "num_blocks": self.actor_num_blocks,
+                **action_range(action_spec),
+            },
+        )
 
     def check(self, path: str) -> None:
         """Raises ConfigError for values that cannot train."""
@@ -81,8 +108,8 @@ class AlgoParamsCfg:
 class AlgoCfg:
     """What is trained, on how much data."""
 
-    name: Literal["flashsac"] = "flashsac"
-    """The algorithm."""
+    name: str = "flashsac"
+    """The algorithm; others are added by ``register_algorithm``."""
     num_envs: int = 256
     """Environments stepped in parallel."""
     total_frames: int = 5_000_000
@@ -106,6 +133,7 @@ class AlgoCfg:
 
     def check(self, path: str) -> None:
         """Raises ConfigError for values that cannot train."""
+        check_algorithm(self.name, f"{path}.name")
         for name in ("num_envs", "total_frames", "batch_size", "updates_per_step", "n_step"):
             _at_least(f"{path}.{name}", getattr(self, name), 1)
         if self.learning_starts < self.batch_size:

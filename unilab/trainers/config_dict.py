@@ -64,7 +64,7 @@ def check_key(cls: type, key: str) -> None:
         hints = typing.get_type_hints(current)
         if part not in hints:
             raise ConfigError(_unknown(key, part, hints, path))
-        current = hints[part]
+        current = _optional(hints[part])
         path = _join(path, part)
 
 
@@ -77,14 +77,18 @@ def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
+def _optional(hint: Any) -> Any:
+    """``T`` of ``T | None``; any other hint itself."""
+    if typing.get_origin(hint) in (Union, types.UnionType):
+        return next(option for option in typing.get_args(hint) if option is not types.NoneType)
+    return hint
+
+
 def _convert(hint: Any, value: Any, path: str) -> Any:
+    inner = _optional(hint)
+    if inner is not hint:
+        return None if value is None else _convert(inner, value, path)
     origin = typing.get_origin(hint)
-    if origin in (Union, types.UnionType):
-        options = typing.get_args(hint)
-        if value is None and types.NoneType in options:
-            return None
-        inner = [option for option in options if option is not types.NoneType]
-        return _convert(inner[0], value, path)
     if origin is Literal:
         allowed = typing.get_args(hint)
         if value not in allowed:

@@ -7,7 +7,9 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["actor_semantics", "run_identity"]
+from unilab.modules import actor_semantics
+
+__all__ = ["run_identity"]
 
 
 def run_identity(
@@ -27,17 +29,4 @@ def run_identity(
         "obs_groups": dict(obs_groups),
         "critic_obs": critic_obs,
         "actor_semantics": actor_semantics(actor),
-    }
-
-
-def actor_semantics(actor: Any) -> dict[str, Any]:
-    """What the weights of the built-in actor mean: what they read and what they write."""
-    return {
-        "schema_version": 1,
-        "kind": "flashsac",
-        "builder": None,
-        "kwargs": {},
-        "obs_dim": actor.obs_dim,
-        "action_dim": actor.action_dim,
-        "action_transform": actor.action_transform_id,
     }

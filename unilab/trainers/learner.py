@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
-from torch._dynamo.exc import TorchDynamoException
 from torchrl.objectives import SoftUpdate
 
-from unilab.errors import ConfigError
+from unilab.errors import ActorContractError, CheckpointError, ConfigError, NonFiniteError
+from unilab.modules import actor_semantics
+from unilab.modules.actor_spec import semantics_problem
 from unilab.modules.layers import UnitLinear
 from unilab.objectives import FlashSACLoss
 from unilab.objectives.functional import learning_rate
+from unilab.trainers.acceleration import CompiledOrEager, Step, captured, use_cuda_graph
+from unilab.trainers.checkpoint import mismatch
+from unilab.trainers.optimizer import ScheduledAdam
 
 __all__ = ["FlashSACLearner"]
+
+_AUX = "loss_aux_"
 
 
 class FlashSACLearner:
@@ -42,9 +47,15 @@ class FlashSACLearner:
             else, in bfloat16.
         compile: put the critic's part of the update through ``torch.compile``. Where no compiler is
             usable, the first update warns and all run eagerly.
+        use_whole_cycle_cuda_graph: capture whole updates as CUDA graphs; None: where the loss lies
+            on an NVIDIA device. The built-in actor alone can be captured.
+        actor_normalize_parameters: bring the built-in actor back to its norms after each step; an
+            actor of another kind always has its ``normalize_parameters`` called.
+        sync_gradients: called with the parameters of an optimizer between the gradient and the
+            step, e.g. to average the gradients of several processes.
 
     Raises:
-        ConfigError: a setting out of range.
+        ConfigError: a setting out of range, or one that the actor or device cannot have.
 
     Examples:
         >>> import torch
@@ -79,6 +90,9 @@ class FlashSACLearner:
         tau: float = 0.01,
         amp_dtype: str | None = None,
         compile: bool = False,
+        use_whole_cycle_cuda_graph: bool | None = None,
+        actor_normalize_parameters: bool = True,
+        sync_gradients: Callable[[list[nn.Parameter]], None] | None = None,
     ) -> None:
         if actor_update_period < 1:
             raise ConfigError(f"actor_update_period={actor_update_period}: expected at least 1")
@@ -95,6 +109,14 @@ class FlashSACLearner:
             raise ConfigError(f"decay_steps={decay_steps}: expected at least 1")
         if amp_dtype not in (None, "bfloat16"):
             raise ConfigError(f"amp_dtype={amp_dtype!r}: expected None or 'bfloat16'")
+        custom = actor_semantics(loss.actor)["kind"] == "custom"
+        if custom and not actor_normalize_parameters:
+            raise ConfigError(
+                "actor_normalize_parameters=False with a custom actor: it is an option of the "
+                "built-in one; leave it True, and let the actor's normalize_parameters do nothing"
+            )
+        device = loss.log_alpha.device
+        use_graph = use_cuda_graph(use_whole_cycle_cuda_graph, device=device, custom=custom)
         for layer in loss.modules():
             if isinstance(layer, UnitLinear):
                 layer.matmul_dtype = torch.bfloat16 if amp_dtype else None
@@ -112,15 +134,22 @@ class FlashSACLearner:
                 decay_steps=decay_steps,
             )
 
+        networks = {
+            "actor": loss.actor.parameters(),
+            "alpha": [loss.log_alpha],
+            "critic": loss.critic.parameters(),
+        }
         self._optimizers = {
-            "actor": _ScheduledAdam(loss.actor.parameters(), schedule),
-            "alpha": _ScheduledAdam([loss.log_alpha], schedule),
-            "critic": _ScheduledAdam(loss.critic.parameters(), schedule),
+            name: ScheduledAdam(params, schedule, sync_gradients, capturable=use_graph)
+            for name, params in networks.items()
         }
         self._target_update = SoftUpdate(loss, tau=tau)
         # The critic is most of an update. Compiling the actor's part gained nothing, and leaving it
         # out lets any module that keeps the actor contract take part.
-        self._critic_terms = _CompiledOrEager(loss.critic_terms) if compile else loss.critic_terms
+        self._critic_terms = CompiledOrEager(loss.critic_terms) if compile else loss.critic_terms
+        self._normalize_actor = actor_normalize_parameters
+        self._use_graph = use_graph
+        self._actor_step, self._critic_step = self._steps()
         self._actor_metrics: dict[str, Tensor] = {}
 
     def update(self, tensordict: TensorDictBase) -> TensorDict:
@@ -135,20 +164,49 @@ class FlashSACLearner:
             for the device.
         """
         if self.update_count % self.actor_update_period == 0:
-            self._actor_metrics = self._step_actor(tensordict)
-        critic_metrics = self._step_critic(tensordict)
+            self._optimizers["actor"].begin()
+            self._optimizers["alpha"].begin()
+            self._actor_metrics = self._actor_step(tensordict)
+        self._optimizers["critic"].begin()
+        critic_metrics = self._critic_step(tensordict)
         self.update_count += 1
         return TensorDict({**self._actor_metrics, **critic_metrics, "alpha": self.loss.alpha})
 
     def _step_actor(self, tensordict: TensorDictBase) -> dict[str, Tensor]:
         loss_actor, info = self.loss.actor_loss(tensordict)
-        aux = [value for key, value in info.items() if key.startswith("loss_aux_")]
-        self._optimizers["actor"].minimize(sum(aux, loss_actor))
-        self.loss.actor.normalize_parameters()
+        aux = {key: value for key, value in info.items() if key.startswith(_AUX)}
+        self._check_aux(aux)
+        self._optimizers["actor"].minimize(sum(aux.values(), loss_actor))
+        if self._normalize_actor:
+            self.loss.actor.normalize_parameters()
         loss_alpha, _ = self.loss.alpha_loss(info["entropy"])
         self._optimizers["alpha"].minimize(loss_alpha)
         metrics = {"loss_actor": loss_actor, "loss_alpha": loss_alpha, **info}
         return {key: value.detach() for key, value in metrics.items()}
+
+    def _check_aux(self, aux: dict[str, Tensor]) -> None:
+        """ADR-0017 C14 and C15, before any parameter moves.
+
+        Raises:
+            ActorContractError: not the names of the first update.
+            NonFiniteError: a value is NaN or infinite. On an accelerator, where looking would wait
+                for the device, this is left to who reads the metrics.
+        """
+        before = {key for key in self._actor_metrics if key.startswith(_AUX)}
+        if self._actor_metrics and set(aux) != before:
+            raise ActorContractError(
+                f"auxiliary losses changed in update {self.update_count}: appeared "
+                f"{_names(set(aux) - before)}, vanished {_names(before - set(aux))}; the actor "
+                "must give the same names in every training pass (ADR-0017 C14), with the value 0 "
+                "where a loss is off"
+            )
+        for key, value in aux.items():
+            if value.device.type == "cpu" and not value.isfinite():
+                raise NonFiniteError(
+                    f"auxiliary loss {key.removeprefix(_AUX)!r} is {value.item()} in update "
+                    f"{self.update_count}: look for a division or a logarithm in the actor; no "
+                    "parameter has moved"
+                )
 
     def _step_critic(self, tensordict: TensorDictBase) -> dict[str, Tensor]:
         loss_qvalue, info = self._critic_terms(*self.loss.critic_inputs(tensordict))
@@ -157,67 +215,54 @@ class FlashSACLearner:
         self._target_update.step()
         return {"loss_qvalue": loss_qvalue.detach(), **info}
 
+    def _steps(self) -> tuple[Step, Step]:
+        """The two parts of an update, captured if wanted."""
+        if not self._use_graph:
+            return self._step_actor, self._step_critic
+        return captured(self._step_actor, self.loss), captured(self._step_critic, self.loss)
+
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next update depends on, except the random generators."""
         return {
+            "actor_semantics": actor_semantics(self.loss.actor),
             "loss": self.loss.state_dict(),
-            "optimizers": {k: o.adam.state_dict() for k, o in self._optimizers.items()},
+            # The rest of an optimizer's state is the configuration's.
+            "optimizers": {k: o.adam.state_dict()["state"] for k, o in self._optimizers.items()},
             "schedules": {k: o.steps for k, o in self._optimizers.items()},
             "actor_metrics": dict(self._actor_metrics),
             "update_count": self.update_count,
         }
+
+    def check_state(self, state: Any) -> str:
+        """Why a saved state is not this learner's, or ``""``."""
+        semantics = state.get("actor_semantics") if isinstance(state, dict) else None
+        problem = semantics_problem(semantics, actor_semantics(self.loss.actor))
+        return problem or mismatch(state, self.state_dict(), "learner")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from what :meth:`state_dict` returned.
 
         Args:
             state: a learner state of the same networks.
+
+        Raises:
+            CheckpointError: it is of another actor or of other networks; nothing was loaded.
         """
+        problem = self.check_state(state)
+        if problem:
+            raise CheckpointError(f"this state is not of this learner: {problem}")
         self.loss.load_state_dict(state["loss"])
         for key, optimizer in self._optimizers.items():
-            optimizer.adam.load_state_dict(state["optimizers"][key])
+            groups = optimizer.adam.state_dict()["param_groups"]
+            optimizer.adam.load_state_dict(
+                {"state": state["optimizers"][key], "param_groups": groups}
+            )
             optimizer.steps = int(state["schedules"][key])
         self._actor_metrics = dict(state["actor_metrics"])
         self.update_count = int(state["update_count"])
+        # What was captured before reads the tensors that the optimizers held then.
+        self._actor_step, self._critic_step = self._steps()
 
 
-class _ScheduledAdam:
-    """Adam whose learning rate follows a schedule of its own steps."""
-
-    def __init__(self, params: Any, schedule: Callable[[int], float]) -> None:
-        self.schedule = schedule
-        self.steps = 0
-        self.adam = torch.optim.Adam(list[nn.Parameter](params), lr=schedule(0), fused=True)
-
-    def minimize(self, loss: Tensor) -> None:
-        """One step down the gradient of ``loss``."""
-        self.adam.zero_grad(set_to_none=True)
-        loss.backward()
-        for group in self.adam.param_groups:
-            group["lr"] = self.schedule(self.steps)
-        self.adam.step()
-        self.steps += 1
-
-
-class _CompiledOrEager:
-    """A compiled function that turns into the plain one, with a warning, if it does not compile."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._eager = function
-        # fullgraph: it compiles whole, before anything ran, or it does not. So a failure has
-        # moved no running statistics when the plain function takes over.
-        self._call = torch.compile(function, fullgraph=True, dynamic=False)
-
-    def __call__(self, *args: Tensor) -> Any:
-        try:
-            return self._call(*args)
-        except TorchDynamoException as error:
-            cause = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            warnings.warn(
-                f"torch.compile does not work here ({cause}): updates run eagerly, with the same "
-                "results. Install a C++ compiler, or pass compile=False to silence this",
-                RuntimeWarning,
-                stacklevel=4,
-            )
-            self._call = self._eager
-        return self._eager(*args)
+def _names(keys: set[str]) -> str:
+    return ", ".join(repr(key.removeprefix(_AUX)) for key in sorted(keys)) or "none"

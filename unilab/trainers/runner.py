@@ -13,7 +13,7 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.data import ReplayBuffer
 
 from unilab.data import RewardNormalizer
-from unilab.errors import NonFiniteError
+from unilab.errors import NonFiniteError, UnilabError
 from unilab.record.console import Progress
 from unilab.record.metrics import MetricLogger
 from unilab.trainers.checkpoint import Checkpointer, Counters
@@ -142,6 +142,10 @@ class OffPolicyRunner:
                     if stop.requested or self._time_is_up():
                         break
                 self._finish(interrupted=stop.requested)
+        except UnilabError:
+            # A policy of NaN fails in the environment first; the metrics know where it began.
+            self._drain_updates()
+            raise
         finally:
             if self.progress is not None:
                 self.progress.close()
@@ -236,18 +240,21 @@ class OffPolicyRunner:
         """
         if not self._updates:
             return {}
-        means: Any = TensorDict.maybe_dense_stack(self._updates).mean(dim=0)
-        names = list(means.keys())
-        values = torch.stack([means.get(name).float() for name in names]).tolist()
+        stacked: Any = TensorDict.maybe_dense_stack(self._updates)
+        names = list(stacked.keys())
+        values = torch.stack([stacked.get(name).float() for name in names])
+        means, table = values.mean(1).tolist(), values.T.tolist()
         self._updates.clear()
-        bad = [name for name, value in zip(names, values, strict=True) if not math.isfinite(value)]
-        if bad:
-            raise NonFiniteError(
-                f"{', '.join(bad)} became NaN or infinite before {self.counters.frames} frames: "
-                "lower the learning rate or look for NaN in the environment's rewards and "
-                "observations; checkpoints before this are kept"
-            )
-        return {_tag(name): value for name, value in zip(names, values, strict=True)}
+        # The first update that went wrong says where it began: everything is NaN soon after.
+        for row in table:
+            bad = [name for name, value in zip(names, row, strict=True) if not math.isfinite(value)]
+            if bad:
+                raise NonFiniteError(
+                    f"{', '.join(bad)} became NaN or infinite before {self.counters.frames} "
+                    "frames: lower the learning rate or look for NaN in the environment's rewards "
+                    "and observations; checkpoints before this are kept"
+                )
+        return {_tag(name): value for name, value in zip(names, means, strict=True)}
 
 
 def _crossed(interval: int | None, before: int, after: int) -> bool:

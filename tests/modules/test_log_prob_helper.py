@@ -1,0 +1,137 @@
+"""ADR-0017 C16 and C17 for any action range, and the helper by which authors test theirs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference.actors import PlainActor
+from torch import Tensor
+from torchrl.data import Bounded, Unbounded
+
+from unilab.errors import ConfigError
+from unilab.modules import FlashSACActor, action_range, assert_log_prob_consistent
+
+OBS, ACTION = 3, 2
+
+
+def squash(low: Tensor, high: Tensor):
+    def transform(u: Tensor) -> Tensor:
+        return low + 0.5 * (high - low) * (torch.tanh(u) + 1.0)
+
+    return transform
+
+
+bounds = st.lists(
+    st.tuples(st.floats(-50.0, 50.0), st.floats(0.01, 100.0)), min_size=ACTION, max_size=ACTION
+)
+
+
+@settings(max_examples=15, deadline=None)
+@given(bounds=bounds, seed=st.integers(0, 1000))
+def test_c16_c17_the_built_in_actor_obeys_the_change_of_variables_in_any_range(bounds, seed):
+    torch.manual_seed(seed)
+    low = torch.tensor([b for b, _ in bounds])
+    high = torch.tensor([b + width for b, width in bounds])
+    actor = FlashSACActor(OBS, ACTION, 4, 1, action_low=low, action_high=high)
+    with torch.no_grad():
+        actor.std_head.bias.uniform_(-0.5, 0.7)
+        actor.mean_head.bias.uniform_(-1.0, 1.0)
+    # The ends as the actor holds them, in float32.
+    offset, scale = actor.action_offset.double(), actor.action_scale.double()
+    assert_log_prob_consistent(actor, squash(offset - scale, offset + scale), rows=32)
+
+
+@pytest.mark.parametrize("range_", [(-1.0, 1.0), (0.0, 3.0)])
+def test_c16_c17_so_does_a_custom_actor(range_):
+    low, high = map(torch.tensor, range_)
+    actor = PlainActor(OBS, ACTION, low=range_[0], high=range_[1])
+    assert_log_prob_consistent(actor, squash(low, high), obs=torch.randn(64, OBS))
+
+
+class Wrong(PlainActor):
+    """Breaks one thing."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(OBS, ACTION, low=-2.0, high=2.0)
+        self.what = what
+        self.obs_dim = OBS
+
+    def forward(self, obs: Tensor, training: bool):
+        action, info = super().forward(obs, training)
+        if self.what == "range":
+            info["log_prob"] = info["log_prob"] + ACTION * self.scale.log().mean()
+        if self.what == "clipped":
+            action = action.clamp(-0.01, 0.01)
+        if self.what == "elsewhere":
+            action = action + 10.0
+        return action, info
+
+    def explore(self, obs: Tensor, dones: Tensor | None = None, deterministic: bool = False):
+        action = super().explore(obs, dones, deterministic)
+        return action.clamp(-0.1, 0.1) if self.what == "explore" else action
+
+    def as_export_module(self):
+        export = super().as_export_module()
+        if self.what == "export":
+            export.forward = lambda obs: self.mean(obs)
+        return export
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("range", r"log_prob is up to 1.39 nats off log N\(u; mean, std\) - log\|det J\|"),
+        ("clipped", "nats off"),
+        ("elsewhere", "only 0% of the actions could be taken back"),
+        ("explore", r"explore\(obs, deterministic=True\) is up to .* off transform\(mean\)"),
+        ("export", r"as_export_module\(\)\(obs\) is up to .* off transform\(mean\)"),
+    ],
+)
+def test_an_author_is_told_what_is_inconsistent(what, message):
+    torch.manual_seed(0)
+    with pytest.raises(AssertionError, match=message):
+        assert_log_prob_consistent(Wrong(what), lambda u: 2.0 * torch.tanh(u))
+
+
+def test_a_transform_may_mix_joints():
+    class Mixed(PlainActor):
+        def _transform(self, u: Tensor) -> Tensor:
+            return torch.stack((u[..., 0] + u[..., 1] ** 3, 2.0 * u[..., 1]), -1)
+
+        def forward(self, obs: Tensor, training: bool):
+            mean, log_std = self._heads(obs)
+            u = mean + log_std.exp() * torch.randn_like(mean)
+            normal = torch.distributions.Normal(mean, log_std.exp())
+            log_prob = normal.log_prob(u).sum(-1, keepdim=True) - torch.tensor(2.0).log()
+            return self._transform(u), {"log_prob": log_prob}
+
+    actor = Mixed(OBS, ACTION)
+
+    def transform(u: Tensor) -> Tensor:
+        return actor._transform(u)
+
+    assert_log_prob_consistent(actor, transform, obs=torch.randn(64, OBS))
+
+
+def test_without_a_known_width_observations_must_be_given():
+    with pytest.raises(AssertionError, match="PlainActor has no obs_dim: pass obs"):
+        assert_log_prob_consistent(PlainActor(OBS, ACTION), torch.tanh)
+
+
+def test_the_range_of_an_action_spec_is_one_number_a_joint():
+    spec = Bounded(torch.tensor([-1.0, 0.5]), torch.tensor([1.0, 4.0]))
+    expected = {"action_low": [-1.0, 0.5], "action_high": [1.0, 4.0]}
+    assert action_range(spec) == expected
+    assert action_range(spec.expand(7, 2)) == expected
+    assert action_range(Bounded(-2.0, 2.0, (5, 3)))["action_high"] == [2.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [Unbounded((2, 1)), Bounded(torch.tensor([[-1.0], [-2.0]]), torch.tensor([[1.0], [1.0]]))],
+)
+def test_a_spec_without_one_finite_range_is_refused(spec):
+    with pytest.raises(ConfigError, match="expected finite bounds, the same for every environment"):
+        action_range(spec)

@@ -1,0 +1,186 @@
+"""ADR-0017 C21, C23 and C24 under attack: files cut, flipped, planted; disks full or read-only."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import random
+import resource
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import tensordict
+import torch
+from tensordict import NonTensorData, TensorDict
+
+from unilab.errors import CheckpointError
+from unilab.trainers import Checkpointer, Counters
+
+TICKS = 12
+
+
+@pytest.fixture
+def saved(session):
+    """A trained session, its checkpoint and the state that lies in it."""
+    run = session()
+    run.train(TICKS)
+    return run, run.checkpointer.latest(), run.state()
+
+
+def files(checkpoint: Path) -> list[Path]:
+    return sorted(p.relative_to(checkpoint) for p in checkpoint.rglob("*") if p.is_file())
+
+
+def cut(content: bytes, rng: random.Random) -> bytes:
+    return content[: rng.randrange(len(content))]
+
+
+def flip(content: bytes, rng: random.Random) -> bytes:
+    at = rng.randrange(len(content))
+    return content[:at] + bytes([content[at] ^ 1 << rng.randrange(8)]) + content[at + 1 :]
+
+
+@pytest.mark.parametrize("damage", [cut, flip])
+def test_c21_a_file_damaged_anywhere_is_refused_whole_or_loads_whole(
+    session, differing, saved, tmp_path, damage
+):
+    _, path, state = saved
+    other = session(seed=1)
+    before = other.state()
+    broken, rng = tmp_path / "broken", random.Random(0)
+    assert len(files(path)) == 13  # a file and a digest for each component, and the manifest
+    refused = 0
+    for file in files(path):
+        # The manifest has the most ways to be wrong and yet readable.
+        for _ in range(40 if file.name == "manifest.json" else 6):
+            shutil.copytree(path, broken)
+            (broken / file).write_bytes(damage((path / file).read_bytes(), rng))
+            try:
+                other.checkpointer.load(broken)
+            except CheckpointError:
+                refused += 1
+                assert differing(before, other.state()) == [], file
+            else:
+                # Such as its date: nothing that is loaded.
+                assert file.name == "manifest.json"
+                assert differing(state, other.state()) == []
+                other = session(seed=1)
+                before = other.state()
+            shutil.rmtree(broken)
+    assert refused >= 6 * 12
+
+
+class RunsCode:
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self):
+        return (Path.touch, (self.marker,))
+
+
+def torch_file(folder: Path, code: RunsCode) -> None:
+    torch.save(code, folder / "state.pt")
+
+
+def bare_pickle(folder: Path, code: RunsCode) -> None:
+    (folder / "state.pt").write_bytes(pickle.dumps(code))
+
+
+def tensordict_folder(folder: Path, code: RunsCode) -> None:
+    (folder / "state.pt").unlink()
+    tensordict.save(TensorDict({"a": NonTensorData(code)}, []), folder / "state")
+    (folder / "state.json").write_text('{"kind": "tensor", "key": "a"}')
+
+
+@pytest.mark.parametrize("plant", [torch_file, bare_pickle, tensordict_folder])
+def test_c24_planted_code_does_not_run_even_with_a_digest_that_fits(
+    session, differing, saved, tmp_path, plant
+):
+    _, path, _ = saved
+    (file,) = path.glob("components/*-learner/state.pt")
+    marker = tmp_path / "code-ran"
+    plant(file.parent, RunsCode(marker))
+    if file.exists():
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        (file.parent / "state.sha256").write_text(digest)
+    other = session(seed=1)
+    before = other.state()
+    with pytest.raises(CheckpointError, match="is damaged or is no checkpoint"):
+        other.checkpointer.load()
+    assert differing(before, other.state()) == []
+    assert not marker.exists()
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """A disk that is full after so many bytes of a file: writing more fails."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("size", [0, 100, 5_000, 20_000])
+def test_c23_a_disk_full_in_mid_save_leaves_the_last_good_checkpoint(
+    session, differing, saved, size
+):
+    run, path, state = saved
+    (learner,) = path.glob("components/*-learner/state.pt")
+    assert learner.stat().st_size > size
+    run.train(4, checkpointer=None)
+    message = f"no checkpoint written to .*the last complete one is {path}"
+    with largest_file(size), pytest.raises(CheckpointError, match=message):
+        run.checkpointer.save(Counters(frames=1000))
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+    other = session(seed=1)
+    assert other.checkpointer.load().frames == 4 * TICKS
+    assert differing(state, other.state()) == []
+
+
+@contextmanager
+def as_anybody() -> Iterator[None]:
+    """Without root's right to write anywhere."""
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+
+
+def test_c23_a_read_only_folder_is_one_clear_error_and_can_still_be_loaded(
+    session, differing, saved
+):
+    run, path, state = saved
+    folders = [path.parents[i] for i in range(4)]
+    modes = [folder.stat().st_mode for folder in folders]
+    path.parent.chmod(0o555)
+    for folder in folders[1:]:
+        folder.chmod(0o755)
+    try:
+        with as_anybody(), pytest.raises(CheckpointError, match="no checkpoint written to"):
+            run.checkpointer.save(Counters(frames=1000))
+        other = session(seed=1)
+        with as_anybody():
+            assert other.checkpointer.load().frames == 4 * TICKS
+        assert differing(state, other.state()) == []
+    finally:
+        for folder, mode in zip(folders, modes, strict=True):
+            folder.chmod(mode)
+
+
+def test_a_component_that_the_run_does_not_know_is_not_dropped_in_silence(session, tmp_path):
+    run = session()
+    identity = run.checkpointer._identity
+    extra = {**run.checkpointer._components, "gait": torch.nn.Linear(1, 1)}
+    del extra["rng"]
+    Checkpointer(tmp_path / "checkpoints", extra, identity=identity).save(Counters(frames=1))
+    with pytest.raises(CheckpointError, match="it holds gait as well, which nothing here takes"):
+        session(seed=1).checkpointer.load()

@@ -1,0 +1,401 @@
+"""ADR-0017 in training: each test is named after its clause."""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from reference.actors import PlainActor
+from reference.tiny import tiny_actor, tiny_batch, tiny_critic, tiny_loss
+from tensordict.nn import CudaGraphModule
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from unilab.errors import ActorContractError, CheckpointError, ConfigError, NonFiniteError
+from unilab.modules import (
+    FlashSACActor,
+    FlashSACActorSpec,
+    FlashSACPolicy,
+    actor_semantics,
+    build_actor,
+)
+from unilab.objectives import FlashSACLoss
+from unilab.record.schema import FAMILIES, metric
+from unilab.trainers import Counters, FlashSACLearner
+from unilab.trainers import acceleration as acceleration_module
+
+PLAIN = "reference.actors:PlainActor"
+
+
+def plain(**kwargs: object) -> PlainActor:
+    spec = FlashSACActorSpec(builder=PLAIN, kwargs=kwargs)
+    return build_actor(spec, obs_dim=3, action_dim=2)
+
+
+def learner(actor: nn.Module, **kwargs: object) -> FlashSACLearner:
+    return FlashSACLearner(FlashSACLoss(actor, tiny_critic()), **kwargs)
+
+
+def storages(module: nn.Module) -> set[int]:
+    return {p.data_ptr() for p in module.parameters()}
+
+
+@pytest.mark.parametrize("make", [plain, tiny_actor])
+def test_c9_c10_optimizer_exploration_evaluation_and_export_read_one_storage(make):
+    actor = make()
+    training = learner(actor)
+    optimised = {p.data_ptr() for p in training._optimizers["actor"].params}
+    assert training.loss.actor is actor
+    assert FlashSACPolicy(actor).actor is training.loss.actor_network.actor is actor
+    assert optimised == storages(actor) == storages(actor.as_export_module())
+
+    obs = torch.randn(5, 3)
+    before = actor.explore(obs, deterministic=True)
+    export = actor.as_export_module()
+    training.update(tiny_batch())
+    after = actor.explore(obs, deterministic=True)
+    assert not torch.equal(before, after)
+    torch.testing.assert_close(export(obs).detach(), after)
+
+
+def test_c11_auxiliary_gradients_reach_the_actor_through_its_optimizer():
+    moved = []
+    for weight in (0.0, 100.0):
+        torch.manual_seed(0)
+        actor = plain(weight=weight)
+        before = actor.mean.weight.detach().clone()
+        torch.manual_seed(1)
+        learner(actor, lr=1e-3).update(tiny_batch())
+        moved.append(actor.mean.weight.detach() - before)
+    assert not torch.equal(*moved)
+    # Adam's first step goes against the sign of the gradient: here that of mean^2 alone.
+    assert (moved[1].abs() > 0).all()
+
+
+def test_c11_the_gradient_hook_sees_the_auxiliary_gradients_before_the_step():
+    seen: dict[int, list[Tensor]] = {}
+
+    def halve(params: list[nn.Parameter]) -> None:
+        seen[id(params[0])] = [p.grad.clone() for p in params]
+        for p in params:
+            p.grad *= 0.0
+
+    actor = plain(weight=100.0)
+    before = copy.deepcopy(actor.state_dict())
+    training = learner(actor, sync_gradients=halve)
+    loss = training.loss
+    training.update(tiny_batch())
+    firsts = [next(actor.parameters()), loss.log_alpha, next(loss.critic.parameters())]
+    assert set(seen) == {id(p) for p in firsts}
+    assert all(grad.abs().sum() > 0 for grad in seen[id(firsts[0])])
+    # What the hook left is what the step took: nothing.
+    assert all(torch.equal(v, before[k]) for k, v in actor.state_dict().items())
+
+
+def test_c12_each_is_counted_once_in_a_sum_over_the_losses():
+    actor = plain(weight=3.0)
+    loss = FlashSACLoss(actor, tiny_critic())
+    torch.manual_seed(0)
+    out = loss(tiny_batch())
+    names = {key for key in out.keys() if key.startswith("loss_aux_")}  # noqa: SIM118
+    assert names == {"loss_aux_shy", "loss_aux_bold"}
+    total = sum(out[key] for key in out.keys() if key.startswith("loss_"))  # noqa: SIM118
+    total.backward()
+    with_aux = actor.raw_std.bias.grad.clone()
+
+    actor.zero_grad()
+    torch.manual_seed(0)
+    loss(tiny_batch())["loss_actor"].backward()
+    without = actor.raw_std.bias.grad.clone()
+    actor.zero_grad()
+    torch.manual_seed(0)
+    loss(tiny_batch())["loss_aux_bold"].backward()
+    torch.testing.assert_close(with_aux, without + actor.raw_std.bias.grad, rtol=1e-4, atol=1e-4)
+
+
+def test_c13_they_are_logged_in_an_open_family(session):
+    rows = []
+
+    class Log:
+        def log(self, frames, minutes, values):
+            rows.append(values)
+
+        def close(self):
+            pass
+
+    spec = FlashSACActorSpec(builder=PLAIN)
+    session(actor=build_actor(spec, obs_dim=3, action_dim=1)).train(20, logger=Log())
+    tags = {tag for tag in rows[-1] if "aux" in tag}
+    assert tags == {"Loss/aux_shy", "Loss/aux_bold"}
+    assert all(metric(tag) is FAMILIES["Loss/aux_"] for tag in tags)
+
+
+class Shifty(PlainActor):
+    names = ("a", "b")
+    value = 1.0
+
+    def aux(self, mean: Tensor, log_std: Tensor) -> dict[str, Tensor]:
+        return {name: self.value * mean.square().mean() for name in self.names}
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("a", "b", "c"), "appeared 'c', vanished none"),
+        (("a",), "appeared none, vanished 'b'"),
+        (("a", "d"), "appeared 'd', vanished 'b'"),
+        ((), "appeared none, vanished 'a', 'b'"),
+    ],
+)
+@pytest.mark.parametrize("resumed", [False, True])
+def test_c14_the_names_of_the_first_update_stay(names, message, resumed):
+    actor = Shifty(3, 2)
+    training = learner(actor)
+    for _ in range(2):
+        training.update(tiny_batch())
+    if resumed:
+        state = training.state_dict()
+        training = learner(actor)
+        training.load_state_dict(state)
+    actor.names = names
+    before = {k: v.clone() for k, v in training.loss.state_dict().items()}
+    with pytest.raises(ActorContractError, match=f"changed in update 2: {message}; .*C14"):
+        training.update(tiny_batch())
+    after = training.loss.state_dict()
+    assert all(torch.equal(v, before[k]) for k, v in after.items() if "calls" not in k)
+
+
+def test_c14_an_actor_without_any_may_not_begin_to_have_some():
+    actor = Shifty(3, 2)
+    actor.names = ()
+    training = learner(actor, actor_update_period=1)
+    training.update(tiny_batch())
+    actor.names = ("late",)
+    with pytest.raises(ActorContractError, match="appeared 'late', vanished none"):
+        training.update(tiny_batch())
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_c15_a_value_that_is_not_finite_is_named_before_a_parameter_moves(value):
+    actor = Shifty(3, 2)
+    training = learner(actor)
+    actor.value = value
+    before = copy.deepcopy(actor.state_dict())
+    with pytest.raises(NonFiniteError, match=f"auxiliary loss 'a' is {value} in update 0"):
+        training.update(tiny_batch())
+    assert all(torch.equal(v, before[k]) for k, v in actor.state_dict().items())
+
+
+def test_c18_every_checkpoint_holds_the_actors_semantics(session):
+    run = session()
+    semantics = run.learner.state_dict()["actor_semantics"]
+    assert semantics == {
+        "schema_version": 1,
+        "kind": "flashsac",
+        "builder": "unilab.modules:FlashSACActor",
+        "kwargs": {"hidden_dim": 8, "num_blocks": 1, "action_low": [-1.0], "action_high": [1.0]},
+        "obs_dim": 3,
+        "action_dim": 1,
+        "action_transform": "tanh",
+    }
+    assert learner(plain(low=-2.0)).state_dict()["actor_semantics"] == {
+        "schema_version": 1,
+        "kind": "custom",
+        "builder": PLAIN,
+        "kwargs": {"low": -2.0},
+        "obs_dim": 3,
+        "action_dim": 2,
+        "action_transform": "tanh_affine",
+    }
+
+
+def test_c18_the_built_in_actor_means_the_same_however_it_was_built():
+    spec = FlashSACActorSpec(builder="unilab.modules.FlashSACActor", kwargs={"hidden_dim": 8})
+    built = build_actor(spec, obs_dim=3, action_dim=2)
+    assert actor_semantics(built) == actor_semantics(FlashSACActor(3, 2, 8))
+
+
+def test_c18_an_instance_of_unknown_builder_says_so():
+    semantics = actor_semantics(PlainActor(3, 2))
+    assert (semantics["kind"], semantics["builder"]) == ("custom", None)
+    assert copy.deepcopy(plain())._built_as == plain()._built_as
+
+
+def changed(**changes: object):
+    return lambda semantics: {**semantics, **changes}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (changed(action_dim=4), r"actor_semantics\.action_dim is 4 there and 2 here"),
+        (changed(obs_dim=None), r"actor_semantics\.obs_dim is None there and 3 here"),
+        (
+            changed(kind="custom", builder="a:b"),
+            r"\.kind is 'custom' there and 'flashsac' here, .*\.builder is 'a:b' there",
+        ),
+        (changed(kwargs={}), r"kwargs\.hidden_dim is missing there and 4 here"),
+        (changed(action_transform="clip"), r"action_transform is 'clip' there and 'tanh' here"),
+        (changed(extra=1), r"actor_semantics\.extra is 1 there and missing here"),
+        (changed(schema_version=2), "schema_version 2, this version of unilab reads 1"),
+        (changed(schema_version=True), "schema_version True"),
+        (lambda s: {k: v for k, v in s.items() if k != "kind"}, "actor_semantics lack kind"),
+        (lambda s: {}, "schema_version None"),
+        (lambda s: None, "it has no actor_semantics.*nothing is guessed: train again"),
+        (lambda s: [1], r"it has actor_semantics=\[1\]"),
+    ],
+)
+def test_c19_c20_c21_other_missing_or_unknown_semantics_are_refused_before_any_weight(
+    change, message
+):
+    training = FlashSACLearner(tiny_loss())
+    training.update(tiny_batch())
+    state = training.state_dict()
+    state["actor_semantics"] = change(state["actor_semantics"])
+    fresh = FlashSACLearner(tiny_loss())
+    before = copy.deepcopy(fresh.state_dict())
+    with pytest.raises(CheckpointError, match=message):
+        fresh.load_state_dict(state)
+    after = fresh.state_dict()
+    assert after["update_count"] == before["update_count"]
+    assert all(torch.equal(v, before["loss"][k]) for k, v in after["loss"].items())
+
+
+def test_c20_a_state_without_the_entry_is_refused_for_the_built_in_actor_too():
+    training = FlashSACLearner(tiny_loss())
+    state = training.state_dict()
+    del state["actor_semantics"]
+    with pytest.raises(CheckpointError, match="it has no actor_semantics"):
+        training.load_state_dict(state)
+
+
+def test_c21_a_state_of_other_networks_is_refused_before_any_weight():
+    training = FlashSACLearner(tiny_loss())
+    state = training.state_dict()
+    state["loss"]["critic.support"] = torch.zeros(5)
+    with pytest.raises(CheckpointError, match=r"learner.loss.critic.support has shape \[5\]"):
+        training.load_state_dict(state)
+
+
+@pytest.mark.parametrize("wanted", [True, None])
+def test_c26_a_custom_actor_with_a_cuda_graph_is_an_error_asked_for_or_by_default(wanted):
+    cuda = torch.device("cuda")
+    with pytest.raises(ConfigError, match=r"with a custom actor.*on NVIDIA it is on by default"):
+        acceleration_module.use_cuda_graph(wanted, device=cuda, custom=True)
+    assert not acceleration_module.use_cuda_graph(False, device=cuda, custom=True)
+    assert acceleration_module.use_cuda_graph(wanted, device=cuda, custom=False)
+
+
+def test_c26_the_learner_refuses_it_wherever_it_runs():
+    with pytest.raises(ConfigError, match="use_whole_cycle_cuda_graph with a custom actor"):
+        learner(plain(), use_whole_cycle_cuda_graph=True)
+    learner(plain())
+
+
+def test_c26_without_nvidia_it_is_off_by_default_and_an_error_if_asked_for(monkeypatch):
+    with pytest.raises(ConfigError, match="with the learner on cpu: it needs an NVIDIA device"):
+        FlashSACLearner(tiny_loss(), use_whole_cycle_cuda_graph=True)
+    monkeypatch.setattr(torch.version, "hip", "6.0")
+    cuda = torch.device("cuda")
+    assert not acceleration_module.use_cuda_graph(None, device=cuda, custom=True)
+
+
+def on_graphs(monkeypatch: pytest.MonkeyPatch) -> FlashSACLearner:
+    """A learner on its path for graphs, which CudaGraphModule passes through without CUDA."""
+    monkeypatch.setattr("unilab.trainers.learner.use_cuda_graph", lambda *a, **k: True)
+    return FlashSACLearner(tiny_loss(), warmup_steps=2, decay_steps=5)
+
+
+@pytest.mark.filterwarnings("ignore:This module is instantiated on a machine without CUDA")
+@pytest.mark.filterwarnings("ignore:Tensordict is registered in PyTree")
+def test_c26_the_captured_parts_make_the_same_updates(monkeypatch):
+    eager = FlashSACLearner(tiny_loss(), warmup_steps=2, decay_steps=5)
+    graphs = on_graphs(monkeypatch)
+    for update in range(4):
+        metrics = []
+        for one in (eager, graphs):
+            torch.manual_seed(update)
+            metrics.append(one.update(tiny_batch(seed=update)))
+        assert (metrics[0] == metrics[1]).all()
+        if update == 1:  # a state goes either way, as does its learning rate
+            state = copy.deepcopy(graphs.state_dict())
+            graphs = on_graphs(monkeypatch)
+            graphs.load_state_dict(eager.state_dict())
+            eager.load_state_dict(state)
+    for name, value in eager.loss.state_dict().items():
+        torch.testing.assert_close(graphs.loss.state_dict()[name], value, rtol=1e-6, atol=1e-7)
+
+
+def test_c26_nothing_in_an_update_of_the_built_in_actor_waits_for_the_device():
+    """What a graph cannot record is a value that Python looks at."""
+
+    class NoLook(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            assert func.overloadpacket.__name__ not in ("_local_scalar_dense", "nonzero"), func
+            return func(*args, **(kwargs or {}))
+
+    training = FlashSACLearner(tiny_loss())
+    with NoLook():
+        training.update(tiny_batch())
+        with pytest.raises(AssertionError):
+            torch.ones(()).item()
+    assert training.update_count == 1
+    assert CudaGraphModule.__module__.startswith("tensordict")
+
+
+def test_c27_a_custom_actor_without_normalisation_is_an_error():
+    with pytest.raises(ConfigError, match="actor_normalize_parameters=False with a custom actor"):
+        learner(plain(), actor_normalize_parameters=False)
+
+
+def test_c27_the_built_in_actor_may_go_unnormalised():
+    free = FlashSACLearner(tiny_loss(), actor_normalize_parameters=False, lr=1e-2)
+    free.update(tiny_batch())
+    norms = free.loss.actor.mean_head.weight.norm(dim=-1)
+    assert (norms - 1.0).abs().max() > 1e-4
+    assert (free.loss.critic.head.weight.norm(dim=-1) - 1.0).abs().max() < 1e-4
+
+
+def test_c22_a_run_with_a_custom_actor_goes_on_bit_for_bit(session, differing, tmp_path: Path):
+    def build():
+        spec = FlashSACActorSpec(builder=PLAIN, kwargs={"low": -0.5})
+        return build_actor(spec, obs_dim=3, action_dim=1)
+
+    saved = session(actor=build())
+    counters = saved.train(20)
+    loaded = session(seed=1, actor=build())
+    assert loaded.checkpointer.load() == counters
+    assert differing(saved.state(), loaded.state()) == []
+
+
+def test_c19_a_checkpoint_of_another_actor_is_refused_whole_with_every_field(session, differing):
+    def build(**kwargs: object):
+        spec = FlashSACActorSpec(builder=PLAIN, kwargs=kwargs)
+        return build_actor(spec, obs_dim=3, action_dim=1)
+
+    session(actor=build(low=-0.5)).train(20)
+    for actor, message in (
+        (build(low=-0.6), r"kwargs\.low is -0.5 there and -0.6 here"),
+        (build(), r"kwargs\.low is -0.5 there and missing here"),
+        (None, r"builder is 'reference.actors.*, .*\.kind is 'custom' there and 'flashsac' here"),
+    ):
+        other = session(seed=1, actor=actor)
+        before = other.state()
+        with pytest.raises(CheckpointError, match=message):
+            other.checkpointer.load()
+        assert differing(before, other.state()) == []
+
+
+def test_c19_semantics_of_a_learner_that_differ_from_the_manifest_are_refused(session, differing):
+    run = session()
+    state = run.learner.state_dict
+    run.learner.state_dict = lambda: {**state(), "actor_semantics": None}
+    run.checkpointer.save(Counters(frames=4))
+    other = session(seed=1)
+    before = other.state()
+    with pytest.raises(CheckpointError, match=r"it has no actor_semantics.*Nothing was loaded"):
+        other.checkpointer.load()
+    assert differing(before, other.state()) == []

@@ -1,0 +1,111 @@
+"""For the tests of an actor's author: is its log_prob the density of its actions?"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import jacrev, vmap
+
+from unilab.modules.actor_spec import actor_semantics
+
+__all__ = ["assert_log_prob_consistent"]
+
+
+def assert_log_prob_consistent(
+    actor: nn.Module,
+    transform: Callable[[Tensor], Tensor],
+    *,
+    obs: Tensor | None = None,
+    rows: int = 256,
+    atol: float = 1e-4,
+) -> None:
+    """Asserts that an actor's actions, log_prob, exploration and export mean one distribution.
+
+    The actor is copied in float64. Its sampled actions are taken back through ``transform`` by
+    Newton's method, and ``log N(u; mean, std) - log|det J(u)|``, with the Jacobian by automatic
+    differentiation, must be the log_prob that it gave. Deterministic exploration and the export
+    module must give ``transform(mean)``.
+
+    Args:
+        actor: an actor of the contract whose pre-transform distribution is a diagonal Gaussian.
+        transform: the map from the pre-transform sample to the action, ``[A] -> [A]``, in
+            differentiable torch operations; ``[*, A]`` works too where it is elementwise.
+        obs: ``[B, O]`` observations; by default standard normal ones.
+        rows: ``B`` of the default observations.
+        atol: largest difference allowed, in nats, beyond what float32 constants explain.
+
+    Raises:
+        AssertionError: what differs, with the greatest difference; or too few actions could be
+            taken back, because they are saturated.
+
+    Examples:
+        >>> import torch
+        >>> from unilab.modules import FlashSACActor, assert_log_prob_consistent
+        >>> actor = FlashSACActor(3, 2, action_low=-2.0, action_high=2.0)
+        >>> assert_log_prob_consistent(actor, lambda u: 2.0 * torch.tanh(u))
+    """
+    if obs is None:
+        width = actor_semantics(actor)["obs_dim"]
+        assert width is not None, f"{type(actor).__name__} has no obs_dim: pass obs"
+        obs = torch.randn(rows, width)
+    exact: Any = copy.deepcopy(actor).cpu().double()
+    obs = obs.detach().cpu().double()
+    with torch.no_grad():
+        mean, std = exact.get_mean_and_std(obs)
+        action, info = exact(obs, training=False)
+        expected = vmap(transform)(mean)
+        _same("explore(obs, deterministic=True)", exact.explore(obs, deterministic=True), expected)
+        _same("as_export_module()(obs)", exact.as_export_module()(obs), expected)
+        u, jacobian, inverted = _invert(transform, action, mean)
+    share = inverted.double().mean().item()
+    assert share >= 0.5, (
+        f"only {share:.0%} of the actions could be taken back through transform: they are not its "
+        "values, or saturated; use a smaller std or other observations"
+    )
+    normal = torch.distributions.Normal(mean, std)
+    log_prob = normal.log_prob(u).sum(-1) - torch.linalg.slogdet(jacobian).logabsdet
+    # The actor's constants are float32: what their rounding does to u is no error.
+    rounding, _ = torch.linalg.solve_ex(
+        jacobian, 4.0 * torch.finfo(torch.float32).eps * action.abs()
+    )
+    slack = ((u - mean) / std.square() * rounding).abs().sum(-1)
+    off = (info["log_prob"].reshape(-1) - log_prob).abs() - slack
+    apart = off[inverted].max().item()
+    assert apart <= atol, (
+        f"log_prob is up to {apart:.3g} nats off log N(u; mean, std) - log|det J|: it must be that "
+        "of the transformed action"
+    )
+
+
+def _same(name: str, value: Tensor, expected: Tensor, atol: float = 1e-5) -> None:
+    apart = (value - expected).abs().max().item()
+    assert apart <= atol, f"{name} is up to {apart:.3g} off transform(mean)"
+
+
+def _invert(
+    transform: Callable[[Tensor], Tensor], action: Tensor, start: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``u`` with ``transform(u) = action``, the Jacobian there, and the rows where it was found."""
+    forward, jacobian = vmap(transform), vmap(jacrev(transform))
+    u = start.clone()
+    residual = forward(u) - action
+    for _ in range(100):
+        step, info = torch.linalg.solve_ex(jacobian(u), residual)
+        step = torch.where((info == 0).unsqueeze(-1), step, 0.0)
+        # Newton overshoots where the transform flattens: halve each row's step until it gains.
+        for _ in range(40):
+            trial = forward(u - step) - action
+            gains = trial.norm(dim=-1, keepdim=True) <= residual.norm(dim=-1, keepdim=True)
+            if gains.all():
+                break
+            step = torch.where(gains, step, 0.5 * step)
+        u = torch.where(gains, u - step, u)
+        residual = forward(u) - action
+    at = jacobian(u)
+    # The error of u is that of the action, about 1e-16, over the slope.
+    steep = torch.linalg.svdvals(at).amin(-1) > 1e-6
+    return u, at, steep & (residual.abs().amax(-1) < 1e-12)

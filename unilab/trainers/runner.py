@@ -131,6 +131,8 @@ class OffPolicyRunner:
         self._start_clocks()
         try:
             with StopRequest() as stop:
+                if hasattr(self.collector, "interruptor"):
+                    self.collector.interruptor = stop
                 for data in self._collect():
                     self.rewards.update(data)
                     self.buffer.extend(data)

@@ -36,6 +36,7 @@ def train(cfg: TrainCfg) -> int:
     """One training run from its configuration; returns the exit code."""
     algo, params, training = cfg.algo, cfg.algo.algo_params, cfg.training
     device = training.resolve_device()
+    placement = training.resolve_placement()
     pipelined = training.resolve_collector(device) == "pipelined"
     learner_threads, physics_threads = training.resolve_threads(device)
     torch.set_num_threads(learner_threads)
@@ -46,12 +47,17 @@ def train(cfg: TrainCfg) -> int:
     make_env = unilab.registry.factory(
         cfg.task,
         num_envs=algo.num_envs,
+        device=str(placement.env_device),
         seed=training.seed,
         overrides={"num_threads": physics_threads} | cfg.env,
     )
     env = EnvProcess(make_env) if pipelined else make_env()
     eval_env = unilab.make(
-        cfg.task, num_envs=training.eval_num_envs, seed=training.seed + 1, overrides=cfg.env
+        cfg.task,
+        num_envs=training.eval_num_envs,
+        device=str(device),
+        seed=training.seed + 1,
+        overrides=cfg.env,
     )
     groups, action_dim = eval_env.obs_groups_spec, eval_env.action_spec.shape[-1]
     critic_obs = "critic" if "critic" in groups else "obs"
@@ -121,26 +127,26 @@ def train(cfg: TrainCfg) -> int:
     )
     counters = checkpointer.load() if training.resume else Counters()
     frames_left = algo.frames_left(counters.frames)
-    run.write_config(cfg.to_dict(), **identity, device_resolution={"learner": str(device)})
+    run.write_config(cfg.to_dict(), **identity, device_resolution=placement.device_resolution())
     print(f"Run folder   {run.path}", flush=True)
 
     collecting = {
         "frames_per_batch": algo.num_envs,
         "total_frames": frames_left,
         "init_random_frames": algo.random_frames_left(counters.frames),
-        "policy_device": device,
         "track_traj_ids": False,
         # Each batch is used up before the next: no clone to hand out.
         "return_same_td": True,
     }
     collector = (
-        PipelinedCollector(env, policy, **collecting)
+        PipelinedCollector(env, policy, placement=placement, **collecting)
         if pipelined
         else Collector(
             # InitTracker marks the rows that were just reset: exploration noise restarts there.
             TransformedEnv(env, InitTracker()),
             policy,
-            env_device=env.device,
+            policy_device=device,
+            env_device=placement.env_device,
             storing_device=device,
             trust_policy=True,
             use_buffers=False,
@@ -165,7 +171,6 @@ def train(cfg: TrainCfg) -> int:
         log_interval_s=training.log_interval_s,
         max_minutes=training.max_minutes,
     ).run()
-    collector.shutdown()
     eval_env.close()
     print(
         closing_summary(

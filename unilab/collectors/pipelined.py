@@ -13,6 +13,7 @@ from torchrl.data import ReplayBuffer
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
+from unilab.collectors.placement import Placement, resolve_collector_tensor_placement
 from unilab.collectors.process import EnvProcess, Interrupted, Interruptor
 from unilab.collectors.ring import Ring, pin
 from unilab.errors import CollectorError, ConfigError
@@ -48,8 +49,8 @@ class PipelinedCollector(BaseCollector):
         frames_per_batch: steps of a batch, all environments together; rounded up to whole ticks.
         total_frames: steps in all; -1 for no end.
         init_random_frames: steps at the beginning with actions drawn from their spec.
-        policy_device: where the policy acts and the data are handed out; the device of the
-            policy's first parameter by default.
+        placement: where environment, ring and policy live; data are handed out on the learner's
+            device. By default the ring is on the CPU and the policy where its parameters are.
         exploration_type: under which the policy acts.
         postproc: applied to each batch.
         replay_buffer: extended with each batch, straight from shared memory; None is yielded then.
@@ -66,6 +67,7 @@ class PipelinedCollector(BaseCollector):
 
     Raises:
         ConfigError: frames_per_batch is below 1.
+        PlacementError: the environment is not where the placement says.
         CollectorError: the environment could not be made or sent. While iterating: the process
             died, raised or hangs; the message has its traceback.
 
@@ -89,7 +91,7 @@ class PipelinedCollector(BaseCollector):
         frames_per_batch: int,
         total_frames: int = -1,
         init_random_frames: int = 0,
-        policy_device: torch.device | str | None = None,
+        placement: Placement | None = None,
         exploration_type: ExplorationType = ExplorationType.RANDOM,
         postproc: Callable[[TensorDictBase], TensorDictBase] | None = None,
         replay_buffer: ReplayBuffer | None = None,
@@ -127,7 +129,9 @@ class PipelinedCollector(BaseCollector):
         self._beside: list[TensorDictBase] = []
         self._traj_ids = torch.arange(self._n_envs).view(layout.batch_size)
         self._next_traj_id = self._n_envs
-        self._make_rings(_device_of(policy, policy_device))
+        self.placement = placement or resolve_collector_tensor_placement("cpu", _device_of(policy))
+        self.placement.check_env(self.env.description.device)
+        self._make_rings(self.placement)
 
     @property
     def interruptor(self) -> Interruptor | None:
@@ -173,6 +177,10 @@ class PipelinedCollector(BaseCollector):
             raise_on_error: has no effect: nothing is raised.
         """
         self.env.close(5.0 if timeout is None else timeout)
+        # Batches that were handed out in place keep the memory for as long as they are held.
+        self.__dict__.pop("_shared", None)
+        self.__dict__.pop("_ring", None)
+        self._roots, self._batches = [], {}
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seed the environment, after its first reset, as a ``Collector`` does.
@@ -196,40 +204,39 @@ class PipelinedCollector(BaseCollector):
         if state_dict["env_state_dict"]:
             self.env.import_training_state(state_dict["env_state_dict"])
 
-    def _make_rings(self, device: torch.device) -> None:
-        """The ring that is shared, and the one on the policy's device if that is another."""
+    def _make_rings(self, placement: Placement) -> None:
+        """The ring that is shared and, where the policy is elsewhere, the one beside it."""
         layout, ticks = self.env.description.layout, self.frames_per_batch
         # Being handed out, being stepped, and the first observation after that; whole batches, so
         # that none crosses the ring's end.
         num_slots = ticks * max(2, -(-(ticks + 2) // ticks))
         nbytes = num_slots * layout.slot_bytes
-        self.env.block.grow(nbytes)
-        self._shared = Ring(self.env.block.map(nbytes), layout, num_slots)
+        self._shared = Ring(self.env.share(nbytes, placement.ring_device), layout, num_slots)
         self._ring = self._shared
-        if device != self._shared.memory.device:
+        if placement.staging == "pinned":
             pin(self._shared.memory)
-            self._ring = Ring(
-                torch.empty(nbytes, dtype=torch.uint8, device=device), layout, num_slots
-            )
+            memory = torch.empty(nbytes, dtype=torch.uint8, device=placement.learner_device)
+            self._ring = Ring(memory, layout, num_slots)
         self._roots = [slot.select(*layout.root_keys) for slot in self._ring.slots]
         self._batches = {
             first: self._ring.batch(first, ticks) for first in range(0, num_slots, ticks)
         }
-        self._began = False
-        self._begin_asked = False
+        self._begin_asked = self._began = False
 
     def _begin(self) -> None:
         """Have the first observation in the ring; the environment resets for it."""
+        if self._began:
+            return
         if not self._begin_asked:
-            self.env.send("attach", self._ring.num_slots)
+            self.env.send("begin", self._ring.num_slots)
             self._begin_asked = True
-        if not self._began:
-            self.env.receive("attached")
-            self._take(-1)
-            self._began = True
+        self.env.receive("began")
+        self._take(-1)
+        self._began = True
 
     def _collect(self) -> TensorDictBase:
         """The next batch, in place, with the action of the tick after it published."""
+        self.env.require_open()
         self._begin()
         first, last = self._handed, self._handed + self.frames_per_batch
         while self._arrived < last:
@@ -263,7 +270,8 @@ class PipelinedCollector(BaseCollector):
         layout = self._ring.layout
         self._ring.write(tick, acted, layout.action_keys, "the policy")
         if self._shared is not self._ring:
-            self._shared.write(tick, acted.to(self._shared.memory.device), layout.action_keys)
+            self._shared.write(tick, acted, layout.action_keys, "the policy")
+        self._shared.flush()
         known = (*layout.root_keys, *layout.action_keys)
         self._beside.append(acted.exclude(*known))
         self.env.send("step", tick)
@@ -295,9 +303,7 @@ class PipelinedCollector(BaseCollector):
             self._next_traj_id += count
 
 
-def _device_of(policy: Policy | None, given: torch.device | str | None) -> torch.device:
-    if given is not None:
-        return torch.device(given)
+def _device_of(policy: Policy | None) -> torch.device:
     if isinstance(policy, nn.Module):
         for parameter in policy.parameters():
             return parameter.device

@@ -14,10 +14,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, Protocol
 
 import cloudpickle
 import torch
+from torch import Tensor
 from torchrl.envs import EnvBase
 
 from unilab.collectors.ring import SharedBlock
@@ -95,6 +97,10 @@ class EnvProcess:
         self._connection, theirs = Pipe()
         try:
             self._process = _start(theirs, self.block)
+        except BaseException:
+            self._connection.close()
+            self.block.close()
+            raise
         finally:
             theirs.close()
         self._finalizer = weakref.finalize(
@@ -127,10 +133,30 @@ class EnvProcess:
         """Whether the process was ended."""
         return not self._finalizer.alive
 
-    def send(self, *message: Any) -> None:
-        """Ask the process for something; each request has one answer."""
+    def require_open(self) -> None:
+        """Raise CollectorError once the process was ended."""
         if self.closed:
             raise CollectorError("the collector is closed: make a new one")
+
+    def share(self, nbytes: int, device: torch.device) -> Tensor:
+        """Memory that both processes see, as ``[nbytes]`` uint8.
+
+        Raises:
+            CollectorError: there is not that much memory.
+        """
+        if device.type == "cuda":
+            memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
+            self.send("map", nbytes, bytes(ForkingPickler.dumps(memory)))
+        else:
+            self.block.grow(nbytes)
+            memory = self.block.map(nbytes)
+            self.send("map", nbytes, None)
+        self.receive("mapped")
+        return memory
+
+    def send(self, *message: Any) -> None:
+        """Ask the process for something; each request has one answer."""
+        self.require_open()
         self._send(message)
 
     def receive(self, expected: str) -> list[Any]:
@@ -205,8 +231,7 @@ class EnvProcess:
             self._connection.send_bytes(pickle.dumps(message))
 
     def _next_message(self) -> tuple[str, list[Any]]:
-        if self.closed:
-            raise CollectorError("the collector is closed: make a new one")
+        self.require_open()
         self._wait()
         try:
             kind, *answer = pickle.loads(self._connection.recv_bytes())

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import prod
 
 import torch
-from tensordict import NestedKey, TensorDict, TensorDictBase
+from tensordict import NestedKey, TensorDict, TensorDictBase, is_leaf_nontensor
 from torch import Tensor
 
 from unilab.errors import CollectorError, ConfigError
@@ -56,7 +56,7 @@ class Layout:
         Raises:
             ConfigError: an entry is no tensor.
         """
-        keys = list(transition.keys(include_nested=True, leaves_only=True))
+        keys = list(transition.keys(True, True, is_leaf=is_leaf_nontensor))
         actions = tuple(key for key in keys if key in action_keys)
         after = tuple(key for key in keys if isinstance(key, tuple) and key[0] == "next")
         root = tuple(key for key in keys if key not in actions and key not in after)
@@ -136,6 +136,11 @@ class Ring:
                     f"the specs announce {list(place.shape)} and {place.dtype}, for the whole run"
                 )
             place.copy_(value)
+
+    def flush(self) -> None:
+        """Wait until what was written is there for the other process to read."""
+        if self.memory.is_cuda:
+            torch.cuda.current_stream(self.memory.device).synchronize()
 
     def copy_published(self, tick: int, source: Ring) -> None:
         """Take over ``next`` of ``tick`` and the root of ``tick + 1`` from another ring.

@@ -116,7 +116,12 @@ class _Worker:
         env.reset = self._timed_reset(env.reset)
         self._layout = Layout.of(env.fake_tensordict(), env.action_keys)
         self._send("ready", self._describe(env))
-        answers = {"attach": self._attach, "step": self._step, "call": self._call}
+        answers: dict[str, Callable[..., tuple[Any, ...]]] = {
+            "map": self._map,
+            "begin": self._begin,
+            "step": self._step,
+            "call": self._call,
+        }
         while True:
             self._header[Word.PHASE] = Phase.WAIT
             began = time.perf_counter_ns()
@@ -148,14 +153,19 @@ class _Worker:
             has_training_state=hasattr(env, "export_training_state"),
         )
 
-    def _attach(self, num_slots: int) -> tuple[str]:
-        """Map the ring, begin the first episodes and publish their first observations."""
+    def _map(self, nbytes: int, cuda_handle: bytes | None) -> tuple[str]:
+        """See the memory that the learner made for the ring."""
+        self._memory = self._block.map(nbytes) if cuda_handle is None else pickle.loads(cuda_handle)
+        return ("mapped",)
+
+    def _begin(self, num_slots: int) -> tuple[str]:
+        """Begin the first episodes and publish their first observations."""
         assert self._env is not None
-        layout = self._layout
-        self._ring = Ring(self._block.map(num_slots * layout.slot_bytes), layout, num_slots)
+        self._ring = Ring(self._memory, self._layout, num_slots)
         self._carrier = self._env.reset()
-        self._ring.write(0, self._carrier, layout.root_keys)
-        return ("attached",)
+        self._ring.write(0, self._carrier, self._layout.root_keys)
+        self._ring.flush()
+        return ("began",)
 
     def _step(self, tick: int) -> tuple[str, int, Any]:
         assert self._env is not None
@@ -168,6 +178,7 @@ class _Worker:
             stepped, self._carrier = self._env.step_and_maybe_reset(self._carrier)
             ring.write(tick, stepped, layout.next_keys)
             ring.write(tick + 1, self._carrier, layout.root_keys)
+            ring.flush()
         export = getattr(self._env, "export_training_state", None)
         return "stepped", tick, export() if export is not None else None
 

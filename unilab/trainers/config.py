@@ -9,6 +9,11 @@ from typing import Any, Literal
 
 import torch
 
+from unilab.collectors.placement import (
+    Placement,
+    refuse_removed_key,
+    resolve_collector_tensor_placement,
+)
 from unilab.errors import ConfigError, PlacementError
 from unilab.trainers.config_dict import from_dict, to_dict
 
@@ -163,6 +168,9 @@ class TrainingCfg:
     """Seed of environments, networks, exploration and sampling."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the learner; auto: cuda where there is one, else cpu."""
+    collector_tensor_device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where collected tensors live, those of the environments and of the ring; auto: with a CUDA
+    learner on its device, else on the CPU."""
     collector: Literal["auto", "sync", "pipelined"] = "auto"
     """pipelined: environments step in a process of their own while the learner updates; sync: in
     turns; auto: pipelined where the learner is on an accelerator."""
@@ -200,6 +208,8 @@ class TrainingCfg:
         _positive(f"{path}.log_interval_s", self.log_interval_s)
         if self.max_minutes is not None:
             _positive(f"{path}.max_minutes", self.max_minutes)
+        if self.collector_tensor_device == "cuda":
+            self.resolve_placement()
 
     def resolve_device(self) -> torch.device:
         """The learner's device.
@@ -215,6 +225,16 @@ class TrainingCfg:
                 "or auto"
             )
         return torch.device(self.device)
+
+    def resolve_placement(self) -> Placement:
+        """Where environments, ring and learner live.
+
+        Raises:
+            PlacementError: the devices cannot be combined, or are not there.
+        """
+        return resolve_collector_tensor_placement(
+            self.collector_tensor_device, self.resolve_device()
+        )
 
     def resolve_collector(self, device: torch.device) -> Literal["sync", "pipelined"]:
         """How environments and learner share time.
@@ -266,6 +286,9 @@ class TrainCfg:
         Raises:
             ConfigError: a key that does not exist, a value of the wrong type or out of range.
         """
+        for section in ("training", "env"):
+            for key in values.get(section) or ():
+                refuse_removed_key(f"{section}.{key}")
         cfg = from_dict(cls, values)
         cfg.algo.check("algo")
         cfg.training.check("training")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -130,8 +131,12 @@ class PipelinedCollector(BaseCollector):
         self._traj_ids = torch.arange(self._n_envs).view(layout.batch_size)
         self._next_traj_id = self._n_envs
         self.placement = placement or resolve_collector_tensor_placement("cpu", _device_of(policy))
-        self.placement.check_env(self.env.description.device)
-        self._make_rings(self.placement)
+        try:
+            self.placement.check_env(self.env.description.device)
+            self._make_rings(self.placement)
+        except BaseException:
+            self.env.close(0.0)
+            raise
 
     @property
     def interruptor(self) -> Interruptor | None:
@@ -190,6 +195,13 @@ class PipelinedCollector(BaseCollector):
         """
         self._begin()
         return self.env.call("set_seed", seed, static_seed=static_seed)
+
+    def _maybe_fallback_update(
+        self, policy_or_weights: Any = None, *, model_id: str | None = None
+    ) -> None:
+        # What update_policy_weights_ comes to: the policy is the caller's own, nothing is sent.
+        if policy_or_weights is not None:
+            self.receive_weights(policy_or_weights)
 
     def state_dict(self) -> OrderedDict:
         """Frames, batches, and the environment's training state if it has one."""

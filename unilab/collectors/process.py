@@ -121,6 +121,7 @@ class EnvProcess:
         """
         if self._description is None:
             (self._description,) = self.receive("ready")
+            self._training_state = self._description.training_state
         return self._description
 
     @property
@@ -193,9 +194,7 @@ class EnvProcess:
 
     def export_training_state(self) -> dict[str, Any]:
         """The environment's after the last step received; empty if it has none."""
-        if self._training_state is None and self.description.has_training_state:
-            self._training_state = self.call("export_training_state")
-        return self._training_state or {}
+        return self._training_state if self.description.training_state else {}
 
     def import_training_state(self, state: dict[str, Any]) -> None:
         """Hand a training state to the environment."""

@@ -70,7 +70,8 @@ class Description:
     done_keys: tuple[NestedKey, ...]
     device: torch.device | None
     has_metrics: bool
-    has_training_state: bool
+    training_state: dict[str, Any]
+    """As it was made; empty if it has none."""
 
 
 def main(connection_fd: int, block_fd: int) -> None:
@@ -115,6 +116,7 @@ class _Worker:
         self._env = env = _marking_resets(cloudpickle.loads(setting["make_env"])())
         env.reset = self._timed_reset(env.reset)
         self._layout = Layout.of(env.fake_tensordict(), env.action_keys)
+        self._export = env.export_training_state if _has(env, "export_training_state") else dict
         self._send("ready", self._describe(env))
         answers: dict[str, Callable[..., tuple[Any, ...]]] = {
             "map": self._map,
@@ -149,8 +151,8 @@ class _Worker:
             action_spec=env.full_action_spec,
             done_keys=tuple(env.done_keys),
             device=env.device,
-            has_metrics=hasattr(env, "drain_metrics"),
-            has_training_state=hasattr(env, "export_training_state"),
+            has_metrics=_has(env, "drain_metrics"),
+            training_state=self._export(),
         )
 
     def _map(self, nbytes: int, cuda_handle: bytes | None) -> tuple[str]:
@@ -179,8 +181,7 @@ class _Worker:
             ring.write(tick, stepped, layout.next_keys)
             ring.write(tick + 1, self._carrier, layout.root_keys)
             ring.flush()
-        export = getattr(self._env, "export_training_state", None)
-        return "stepped", tick, export() if export is not None else None
+        return "stepped", tick, self._export()
 
     def _call(
         self, number: int, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -215,3 +216,10 @@ def _marking_resets(env: Any) -> EnvBase:
     if any((key if isinstance(key, str) else key[-1]) == "is_init" for key in keys):
         return env
     return TransformedEnv(env, InitTracker())
+
+
+def _has(env: EnvBase, method: str) -> bool:
+    """Whether the innermost environment's class has a method; batches of envs claim any."""
+    while isinstance(env, TransformedEnv):
+        env = env.base_env
+    return hasattr(type(env), method)

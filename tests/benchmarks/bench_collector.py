@@ -1,10 +1,12 @@
-"""Whole training ticks: TorchRL's synchronous collector against the pipelined one.
+"""Whole training ticks: the pipelined collector against TorchRL's synchronous and async ones.
 
     python tests/benchmarks/bench_collector.py [--task go2_velocity_flat] [--num-envs 128]
 
 A tick is one control step of all environments, its replay write and one update of FlashSAC, with
 the networks of the task's configuration. Both contenders live in one process and take turns, some
-ticks each, so that they meet the same disturbances; medians of the ticks are compared.
+ticks each, so that they meet the same disturbances; medians of the ticks are compared. With
+``--multi-async``, TorchRL's ``MultiAsyncCollector`` with one worker is measured as well, at the
+same number of updates a frame; it cannot be paused, so it is run alone after the others.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from collections.abc import Callable, Iterator
 
 import torch
 from tensordict import TensorDictBase
-from torchrl.collectors import Collector
-from torchrl.envs import InitTracker, TransformedEnv
+from torchrl.collectors import BaseCollector, Collector, MultiAsyncCollector
+from torchrl.envs import EnvBase, InitTracker, TransformedEnv
 
 import unilab
 from unilab.collectors import PipelinedCollector
@@ -30,10 +32,20 @@ from unilab.trainers import FlashSACLearner, TrainCfg
 TARGET = 1.03
 
 
+class MarkedEnv:
+    """Makes the environment with the mark of fresh rows; pickles."""
+
+    def __init__(self, make_env: Callable[[], EnvBase]) -> None:
+        self.make_env = make_env
+
+    def __call__(self) -> EnvBase:
+        return TransformedEnv(self.make_env(), InitTracker())
+
+
 class Session:
     """A learner, its buffer, and a collector that feeds it."""
 
-    def __init__(self, cfg: TrainCfg, pipelined: bool, threads: tuple[int, int]) -> None:
+    def __init__(self, cfg: TrainCfg, kind: str, threads: tuple[int, int]) -> None:
         algo, params = cfg.algo, cfg.algo.algo_params
         self.threads = threads[0]
         make_env = unilab.registry.factory(
@@ -48,22 +60,32 @@ class Session:
         self.learner = FlashSACLearner(loss, compile=params.compile)
         self.buffer = make_replay_buffer(100_000, algo.batch_size, n_step=algo.n_step, gamma=0.97)
         self.rewards = RewardNormalizer(algo.gamma)
-        self.collector = (
-            PipelinedCollector(
-                make_env, policy, frames_per_batch=algo.num_envs, return_same_td=True
+        marked, frames = MarkedEnv(make_env), algo.num_envs
+        self.collector: BaseCollector
+        if kind == "pipelined":
+            self.collector = PipelinedCollector(
+                make_env, policy, frames_per_batch=frames, return_same_td=True
             )
-            if pipelined
-            else Collector(
-                TransformedEnv(make_env(), InitTracker()),
+        elif kind == "sync":
+            self.collector = Collector(
+                marked(),
                 policy,
-                frames_per_batch=algo.num_envs,
+                frames_per_batch=frames,
                 total_frames=-1,
                 trust_policy=True,
                 track_traj_ids=False,
                 use_buffers=False,
                 return_same_td=True,
             )
-        )
+        else:
+            self.collector = MultiAsyncCollector(
+                [marked],
+                policy,
+                frames_per_batch=frames,
+                total_frames=-1,
+                num_threads=threads[1],
+            )
+        self.sends_weights = kind == "multi-async"
         self.batches: Iterator[TensorDictBase] = iter(self.collector)
 
     def ticks(self, count: int) -> list[float]:
@@ -77,6 +99,8 @@ class Session:
             self.buffer.extend(data)
             if len(self.buffer) >= 2048:
                 self.learner.update(self.rewards.normalize(self.buffer.sample()))
+            if self.sends_weights:
+                self.collector.update_policy_weights_()
             seconds.append(time.perf_counter() - start)
         return seconds
 
@@ -98,15 +122,17 @@ def main() -> None:
     parser.add_argument("--task", default="go2_velocity_flat")
     parser.add_argument("--num-envs", type=int)
     parser.add_argument("--seconds", type=float, default=40.0)
+    parser.add_argument("--multi-async", action="store_true")
     parser.add_argument("overrides", nargs="*", help="Hydra overrides")
     args = parser.parse_args()
     sizes = [f"algo.num_envs={args.num_envs}"] if args.num_envs else []
     cfg = compose([f"task={args.task}", *sizes, *args.overrides])
     cores = cfg.training.resolve_threads(torch.device("cpu"))[0]
     half = max(1, cores // 2)
+    split = (half, max(1, cores - half))
     sessions = {
-        "sync": Session(cfg, False, (cores, cores)),
-        "pipelined": Session(cfg, True, (half, max(1, cores - half))),
+        "sync": Session(cfg, "sync", (cores, cores)),
+        "pipelined": Session(cfg, "pipelined", split),
     }
     warm_up = -(-2048 // cfg.algo.num_envs) + 20
     for session in sessions.values():
@@ -114,12 +140,17 @@ def main() -> None:
     measured = interleaved({n: s.ticks for n, s in sessions.items()}, args.seconds)
     for session in sessions.values():
         session.collector.shutdown()
+    if args.multi_async:
+        alone = Session(cfg, "multi-async", split)
+        alone.ticks(warm_up)
+        measured |= interleaved({"multi-async": alone.ticks}, args.seconds / 2)
+        alone.collector.shutdown()
     median = {name: statistics.median(ticks) for name, ticks in measured.items()}
     mean = {name: statistics.mean(ticks) for name, ticks in measured.items()}
     print(f"{args.task}, {cfg.algo.num_envs} environments, {cores} cores")
-    for name in sessions:
+    for name in measured:
         print(
-            f"  {name:<10}{1e3 * median[name]:8.1f} ms a tick   {1 / mean[name]:6.1f} ticks/s"
+            f"  {name:<12}{1e3 * median[name]:8.1f} ms a tick   {1 / mean[name]:6.1f} ticks/s"
             f"   {len(measured[name])} ticks"
         )
     ratio = median["pipelined"] / median["sync"]

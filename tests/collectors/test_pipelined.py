@@ -26,6 +26,7 @@ from unilab.collectors.worker import Phase, Word
 from unilab.data import make_replay_buffer
 from unilab.errors import CollectorError, ConfigError, PlacementError
 from unilab.modules import FlashSACActor, FlashSACPolicy
+from unilab.record import metric
 
 N = 3
 make_pendulum = unilab.registry.factory(
@@ -270,6 +271,10 @@ def test_metrics_of_the_environment_reach_the_learner(pipelined):
             metrics = collector.env.drain_metrics()
             assert metrics["Episode_Termination/time_out"] == 1.0
             assert "Episode_Reward/upright" in metrics
+            assert metrics["Perf/env_step_ms"] > 0.0
+            assert metrics["Perf/env_reset_ms"] > 0.0
+            assert 0.0 < metrics["Perf/env_wait_share"] < 1.0
+            assert all(metric(tag).owner for tag in metrics)
     assert pipelined(Counting(), frames_per_batch=N).env.drain_metrics() == {}
 
 

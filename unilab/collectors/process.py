@@ -94,6 +94,7 @@ class EnvProcess:
         self._kept: list[tuple[str, list[Any]]] = []
         self._calls = 0
         self.block = SharedBlock()
+        self._counted = self.counters()
         self._connection, theirs = Pipe()
         try:
             self._process = _start(theirs, self.block)
@@ -202,14 +203,36 @@ class EnvProcess:
         self._training_state = state
 
     def drain_metrics(self) -> dict[str, float]:
-        """The environment's own metrics since the last call; empty if it has none.
+        """The environment's own metrics and :meth:`timings`, since the last call.
 
         Waits for the step under way. While a stop is asked for, it does not wait.
         """
         try:
-            return self.call("drain_metrics") if self.description.has_metrics else {}
+            metrics = self.call("drain_metrics") if self.description.has_metrics else {}
         except Interrupted:
+            metrics = {}
+        return metrics | self.timings()
+
+    def timings(self) -> dict[str, float]:
+        """How the process spent its time since the last call.
+
+        Returns:
+            ``Perf/env_step_ms`` and ``Perf/env_reset_ms``, means over the ticks, and
+            ``Perf/env_wait_share``, of the time it waited for actions; empty without a tick.
+        """
+        now, before = self.counters(), self._counted
+        ticks, step, reset, wait = (
+            now[word] - before[word]
+            for word in (Word.TICKS, Word.STEP_NS, Word.RESET_NS, Word.WAIT_NS)
+        )
+        if not ticks:
             return {}
+        self._counted = now
+        return {
+            "Perf/env_step_ms": (step - reset) / ticks / 1e6,
+            "Perf/env_reset_ms": reset / ticks / 1e6,
+            "Perf/env_wait_share": wait / (wait + step),
+        }
 
     def counters(self) -> dict[Word, int]:
         """The process's own account of its time, in nanoseconds since it started."""

@@ -56,9 +56,13 @@ class Word(IntEnum):
 
     PHASE = 0
     TICK = 1
-    STEP_NS = 2
-    RESET_NS = 3
-    WAIT_NS = 4
+    """The tick at hand, or the last one."""
+    TICKS = 2
+    """Ticks done."""
+    STEP_NS = 3
+    """Time in steps, resets between them included."""
+    RESET_NS = 4
+    WAIT_NS = 5
 
 
 @dataclass(frozen=True)
@@ -165,6 +169,7 @@ class _Worker:
         assert self._env is not None
         self._ring = Ring(self._memory, self._layout, num_slots)
         self._carrier = self._env.reset()
+        self._header[Word.RESET_NS] = 0  # that one belongs to no tick
         self._ring.write(0, self._carrier, self._layout.root_keys)
         self._ring.flush()
         return ("began",)
@@ -181,6 +186,7 @@ class _Worker:
             ring.write(tick, stepped, layout.next_keys)
             ring.write(tick + 1, self._carrier, layout.root_keys)
             ring.flush()
+        self._header[Word.TICKS] += 1
         return "stepped", tick, self._export()
 
     def _call(

@@ -6,6 +6,7 @@ import faulthandler
 import os
 import pickle
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -79,13 +80,14 @@ class Description:
 
 
 def main(connection_fd: int, block_fd: int) -> None:
-    """Entry point of the process; returns when the learner closes the connection or is gone."""
+    """The process, until the learner closes the connection or is gone."""
     # Ctrl-C reaches the whole foreground group; what it means is the learner's to decide.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     faulthandler.enable()
     threading.Thread(target=_exit_with_parent, args=(os.getppid(),), daemon=True).start()
     worker = _Worker(Connection(connection_fd), SharedBlock(block_fd))
+    code = 0
     try:
         worker.serve()
     except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -93,7 +95,12 @@ def main(connection_fd: int, block_fd: int) -> None:
         worker.close()
     except BaseException as error:
         worker.report(error)
-        raise SystemExit(1) from None
+        code = 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    # Taking an interpreter with torch apart takes a second or more, and nothing waits in it.
+    os._exit(code)
 
 
 def _exit_with_parent(parent: int) -> None:
@@ -136,8 +143,8 @@ class _Worker:
             self._send(*answers[kind](*args))
 
     def close(self) -> None:
-        if self._env is not None and not self._env.is_closed:
-            self._env.close()
+        if self._env is not None:
+            self._env.close(raise_if_closed=False)
 
     def report(self, error: BaseException) -> None:
         """Hand the error and its traceback to the learner."""

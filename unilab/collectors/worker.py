@@ -90,8 +90,7 @@ def main(connection_fd: int, block_fd: int) -> None:
     code = 0
     try:
         worker.serve()
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        # The learner closed the connection, or ended without.
+    except _LearnerGone:
         worker.close()
     except BaseException as error:
         worker.report(error)
@@ -110,6 +109,10 @@ def _exit_with_parent(parent: int) -> None:
     os._exit(1)
 
 
+class _LearnerGone(Exception):
+    """The learner closed the connection, or ended."""
+
+
 class _Worker:
     def __init__(self, connection: Connection, block: SharedBlock) -> None:
         self._connection = connection
@@ -119,7 +122,7 @@ class _Worker:
 
     def serve(self) -> None:
         """Make the environment, then answer the learner until it closes the connection."""
-        setting = pickle.loads(self._connection.recv_bytes())
+        setting = self._receive()
         self._header[Word.PHASE] = Phase.BUILD
         torch.set_num_threads(setting["num_threads"])
         torch.manual_seed(setting["seed"])
@@ -138,7 +141,7 @@ class _Worker:
         while True:
             self._header[Word.PHASE] = Phase.WAIT
             began = time.perf_counter_ns()
-            kind, *args = pickle.loads(self._connection.recv_bytes())
+            kind, *args = self._receive()
             self._header[Word.WAIT_NS] += time.perf_counter_ns() - began
             self._send(*answers[kind](*args))
 
@@ -150,11 +153,20 @@ class _Worker:
         """Hand the error and its traceback to the learner."""
         try:
             self._send("error", f"{type(error).__name__}: {error}", traceback.format_exc())
-        except OSError:
+        except _LearnerGone:
             traceback.print_exc()
 
+    def _receive(self) -> Any:
+        try:
+            return pickle.loads(self._connection.recv_bytes())
+        except (EOFError, ConnectionError):
+            raise _LearnerGone from None
+
     def _send(self, *message: Any) -> None:
-        self._connection.send_bytes(pickle.dumps(message))
+        try:
+            self._connection.send_bytes(pickle.dumps(message))
+        except ConnectionError:
+            raise _LearnerGone from None
 
     def _describe(self, env: EnvBase) -> Description:
         return Description(

@@ -13,7 +13,7 @@ def test_two_collector_processes_of_torchrl_fill_a_shared_buffer():
     make_env = unilab.registry.factory(
         "pendulum_swingup", num_envs=2, seed=0, overrides={"num_threads": 1}
     )
-    buffer = ReplayBuffer(storage=LazyTensorStorage(200), batch_size=8, shared=True)
+    buffer = ReplayBuffer(storage=LazyTensorStorage(200, ndim=2), batch_size=8, shared=True)
     collector = Collector(
         make_env,
         None,

@@ -185,7 +185,8 @@ class PipelinedCollector(BaseCollector):
         # Batches that were handed out in place keep the memory for as long as they are held.
         self.__dict__.pop("_shared", None)
         self.__dict__.pop("_ring", None)
-        self._roots, self._batches = [], {}
+        self._roots.clear()
+        self._batches.clear()
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seed the environment, after its first reset, as a ``Collector`` does.

@@ -12,6 +12,8 @@ from torchrl.collectors import Collector
 from torchrl.envs import InitTracker, TransformedEnv
 
 import unilab
+from unilab.collectors import PipelinedCollector
+from unilab.collectors.process import EnvProcess
 from unilab.conf import hydra_main
 from unilab.data import RewardNormalizer, make_replay_buffer
 from unilab.modules import FlashSACCritic, FlashSACPolicy, build_actor
@@ -82,19 +84,34 @@ def train(cfg: TrainCfg) -> int:
     """One training run from its configuration; returns the exit code."""
     algo, training = cfg.algo, cfg.training
     device = training.resolve_device()
-    torch.set_num_threads(training.resolve_threads())
+    placement = training.resolve_placement()
+    pipelined = training.resolve_collector(device) == "pipelined"
+    learner_threads, physics_threads = training.resolve_threads(device)
+    torch.set_num_threads(learner_threads)
     torch.manual_seed(training.seed)
 
-    # Physics on the CPU; a second batch of environments for evaluation.
-    env = unilab.make(cfg.task, num_envs=algo.num_envs, seed=training.seed, overrides=cfg.env)
-    eval_env = unilab.make(
-        cfg.task, num_envs=training.eval_num_envs, seed=training.seed + 1, overrides=cfg.env
+    # Physics on the CPU, pipelined: in a process of its own, while the learner updates. A second
+    # batch of environments is for evaluation.
+    make_env = unilab.registry.factory(
+        cfg.task,
+        num_envs=algo.num_envs,
+        device=str(placement.env_device),
+        seed=training.seed,
+        overrides={"num_threads": physics_threads} | cfg.env,
     )
-    groups = env.obs_groups_spec
+    env = EnvProcess(make_env) if pipelined else make_env()
+    eval_env = unilab.make(
+        cfg.task,
+        num_envs=training.eval_num_envs,
+        device=str(device),
+        seed=training.seed + 1,
+        overrides=cfg.env,
+    )
+    groups, action_spec = eval_env.obs_groups_spec, eval_env.action_spec
     critic_obs = "critic" if "critic" in groups else "obs"
 
     interface = Interface(
-        obs_groups=groups, critic_obs=critic_obs, action_spec=env.action_spec, device=device
+        obs_groups=groups, critic_obs=critic_obs, action_spec=action_spec, device=device
     )
     build = algorithm(algo.name, flashsac)  # or one that another package registered
     parts = build(algo, interface)
@@ -126,24 +143,31 @@ def train(cfg: TrainCfg) -> int:
     )
     counters = checkpointer.load() if training.resume else Counters()
     frames_left = algo.frames_left(counters.frames)
-    run.write_config(cfg.to_dict(), **identity, device_resolution={"learner": str(device)})
+    run.write_config(cfg.to_dict(), **identity, device_resolution=placement.device_resolution())
     print(f"Run folder   {run.path}", flush=True)
 
-    collector = Collector(
-        # InitTracker marks the rows that were just reset: exploration noise restarts there.
-        TransformedEnv(env, InitTracker()),
-        parts.policy,
-        frames_per_batch=algo.num_envs,
-        total_frames=frames_left,
-        init_random_frames=algo.random_frames_left(counters.frames),
-        policy_device=device,
-        env_device=env.device,
-        storing_device=device,
-        trust_policy=True,
-        track_traj_ids=False,
-        # Each batch is a tensor of its own already: no buffer to copy into, no clone to hand out.
-        use_buffers=False,
-        return_same_td=True,
+    collecting = {
+        "frames_per_batch": algo.num_envs,
+        "total_frames": frames_left,
+        "init_random_frames": algo.random_frames_left(counters.frames),
+        "track_traj_ids": False,
+        # Each batch is used up before the next: no clone to hand out.
+        "return_same_td": True,
+    }
+    collector = (
+        PipelinedCollector(env, parts.policy, placement=placement, **collecting)
+        if pipelined
+        else Collector(
+            # InitTracker marks the rows that were just reset: exploration noise restarts there.
+            TransformedEnv(env, InitTracker()),
+            parts.policy,
+            policy_device=device,
+            env_device=placement.env_device,
+            storing_device=device,
+            trust_policy=True,
+            use_buffers=False,
+            **collecting,
+        )
     )
     result = OffPolicyRunner(
         collector,
@@ -163,7 +187,6 @@ def train(cfg: TrainCfg) -> int:
         log_interval_s=training.log_interval_s,
         max_minutes=training.max_minutes,
     ).run()
-    collector.shutdown()
     eval_env.close()
     print(
         closing_summary(

@@ -95,6 +95,20 @@ def test_custom_actor_page_command_composes() -> None:
     assert cfg.algo.algo_params.use_whole_cycle_cuda_graph is False
 
 
+def test_runtime_page_runs_with_smaller_numbers() -> None:
+    names: dict = {}
+    smaller = {"5_000_000": "2_048", "20_000": "1_024", "num_envs=256": "num_envs=64"}
+    smaller |= {"frames_per_batch=256": "frames_per_batch=64"}
+    for block in blocks("guide/runtime.md", "python"):
+        for text, less in smaller.items():
+            block = block.replace(text, less)
+        exec(compile(block, "docs/guide/runtime.md", "exec"), names)
+
+    assert names["learner"].update_count == (2048 - 1024) // 64 + 1
+    assert names["running"].stop.exit_code == 0
+    assert names["collector"].env.closed
+
+
 def test_tasks_page_override_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     block, _ = blocks("guide/tasks.md", "python")
     names: dict = {}

@@ -73,6 +73,21 @@ def test_run_config_says_what_the_critic_reads(script, tmp_path):
     assert content["device_resolution"]["learner"] == "cpu"
 
 
+def test_a_pipelined_run_trains_evaluates_and_can_be_resumed(script, tmp_path):
+    run = tmp_path / "run"
+    pipelined = [*TINY, f"training.run_dir={run}", "training.collector=pipelined"]
+    assert script.train(compose(pipelined)) == 0
+    last = rows(run)[-1]
+    assert float(last["Perf/updates"]) == 160 / 4 - 32 / 4 + 1
+    assert last["Eval/return"]
+    assert float(last["Episode_Termination/time_out"]) == 1.0
+    content = json.loads((run / "run_config.json").read_text())
+    assert content["device_resolution"] == {"learner": "cpu", "collector_tensor": "cpu"}
+
+    assert script.train(compose([f"training.resume={run}", "algo.total_frames=240"])) == 0
+    assert int(rows(run)[-1]["frames"]) == 240
+
+
 def test_the_critic_reads_its_own_group_where_the_task_has_one(script, tmp_path):
     run = tmp_path / "run"
     overrides = [o for o in TINY if not o.startswith(("task=", "env."))]

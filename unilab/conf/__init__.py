@@ -16,6 +16,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from unilab.collectors.placement import refuse_removed_key
 from unilab.errors import ConfigError, UnilabError, did_you_mean
 from unilab.record import RunFolder
 from unilab.trainers.config import TrainCfg
@@ -126,6 +127,7 @@ def _checked(overrides: Sequence[str], *, any_task: bool = False) -> list[str]:
             if not any_task and not override.is_sweep_override():
                 _check_task(str(override.value()))
         elif key.partition(".")[0].partition("/")[0] != "hydra":
+            refuse_removed_key(key)
             check_key(TrainCfg, key)
         may_be_new = key.startswith(_OPEN) and override.type is not None and text[0] not in "+~"
         checked.append(f"++{text}" if may_be_new else text)

@@ -51,6 +51,12 @@ METRICS: dict[str, Metric] = {
         ("Perf/collect_share", "share of time", "mean"),
     ),
     **_named(
+        "unilab.collectors.process",
+        ("Perf/env_step_ms", "ms", "mean"),
+        ("Perf/env_reset_ms", "ms", "mean"),
+        ("Perf/env_wait_share", "share of time", "mean"),
+    ),
+    **_named(
         _LEARNER,
         ("Loss/actor", "1", "mean"),
         ("Loss/qvalue", "nat", "mean"),

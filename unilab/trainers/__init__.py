@@ -1,6 +1,7 @@
 """Training: the learner's update, the loop around it, and what survives a run."""
 
 from unilab.trainers.algorithms import Algorithm, Interface, algorithm, register_algorithm
+from unilab.trainers.async_runner import AsyncRunner
 from unilab.trainers.checkpoint import Checkpointer, Counters, EnvTrainingState, ReplayContents
 from unilab.trainers.config import AlgoCfg, TrainCfg
 from unilab.trainers.evaluation import Evaluator
@@ -12,6 +13,7 @@ from unilab.trainers.runner import OffPolicyRunner, RunResult
 __all__ = [
     "AlgoCfg",
     "Algorithm",
+    "AsyncRunner",
     "Checkpointer",
     "Counters",
     "EnvTrainingState",

@@ -10,6 +10,11 @@ from typing import Any, Literal
 import torch
 from torchrl.data import TensorSpec
 
+from unilab.collectors.placement import (
+    Placement,
+    refuse_removed_key,
+    resolve_collector_tensor_placement,
+)
 from unilab.errors import ConfigError, PlacementError
 from unilab.modules import FlashSACActorSpec, action_range
 from unilab.modules.actor_spec import BUILT_IN
@@ -191,8 +196,14 @@ class TrainingCfg:
     """Seed of environments, networks, exploration and sampling."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the learner; auto: cuda where there is one, else cpu."""
+    collector_tensor_device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where collected tensors live, those of the environments and of the ring; auto: with a CUDA
+    learner on its device, else on the CPU."""
+    collector: Literal["auto", "sync", "pipelined"] = "auto"
+    """pipelined: environments step in a process of their own while the learner updates; sync: in
+    turns; auto: pipelined where the learner is on an accelerator."""
     num_threads: int | None = None
-    """CPU threads of torch; null: as many as there are cores."""
+    """CPU threads of the learner; null: as many as there are cores; pipelined: half of them."""
     run_dir: str | None = None
     """Folder of this run; null: ``<log_root>/<task>/<timestamp>_seed<seed>``."""
     log_root: str = "runs"
@@ -225,6 +236,8 @@ class TrainingCfg:
         _positive(f"{path}.log_interval_s", self.log_interval_s)
         if self.max_minutes is not None:
             _positive(f"{path}.max_minutes", self.max_minutes)
+        if self.collector_tensor_device == "cuda":
+            self.resolve_placement()
 
     def resolve_device(self) -> torch.device:
         """The learner's device.
@@ -241,13 +254,41 @@ class TrainingCfg:
             )
         return torch.device(self.device)
 
-    def resolve_threads(self) -> int:
-        """CPU threads of torch."""
-        if self.num_threads is not None:
-            return self.num_threads
-        # Cores this process may run on, which in a container are fewer than the machine's.
-        affinity = getattr(os, "sched_getaffinity", None)
-        return len(affinity(0)) if affinity else os.cpu_count() or 1
+    def resolve_placement(self) -> Placement:
+        """Where environments, ring and learner live.
+
+        Raises:
+            PlacementError: the devices cannot be combined, or are not there.
+        """
+        return resolve_collector_tensor_placement(
+            self.collector_tensor_device, self.resolve_device()
+        )
+
+    def resolve_collector(self, device: torch.device) -> Literal["sync", "pipelined"]:
+        """How environments and learner share time.
+
+        Args:
+            device: the learner's.
+        """
+        if self.collector == "auto":
+            return "sync" if device.type == "cpu" else "pipelined"
+        return self.collector
+
+    def resolve_threads(self, device: torch.device) -> tuple[int, int]:
+        """CPU threads of the learner and of physics.
+
+        Args:
+            device: the learner's.
+
+        Returns:
+            in turns, both may use all cores; at the same time, half of them each where both
+            compute on the CPU, and all but one for physics where the learner does not.
+        """
+        cores = _cores()
+        if self.resolve_collector(device) == "sync":
+            return self.num_threads or cores, cores
+        learner = self.num_threads or (max(1, cores // 2) if device.type == "cpu" else 1)
+        return learner, max(1, cores - learner)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,6 +314,9 @@ class TrainCfg:
         Raises:
             ConfigError: a key that does not exist, a value of the wrong type or out of range.
         """
+        for section in ("training", "env"):
+            for key in values.get(section) or ():
+                refuse_removed_key(f"{section}.{key}")
         cfg = from_dict(cls, values)
         cfg.algo.check("algo")
         cfg.training.check("training")
@@ -281,6 +325,12 @@ class TrainCfg:
     def to_dict(self) -> dict[str, Any]:
         """The same as plain nested dicts; ``from_dict`` takes it back."""
         return to_dict(self)
+
+
+def _cores() -> int:
+    """Cores this process may run on, which in a container are fewer than the machine's."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def _round_up(count: int, multiple: int) -> int:

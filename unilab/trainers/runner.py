@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,9 +16,9 @@ from unilab.data import RewardNormalizer
 from unilab.errors import NonFiniteError, UnilabError
 from unilab.record.console import Progress
 from unilab.record.metrics import MetricLogger
+from unilab.trainers.async_runner import AsyncRunner
 from unilab.trainers.checkpoint import Checkpointer, Counters
 from unilab.trainers.episodes import EpisodeTracker
-from unilab.trainers.signals import StopRequest
 
 __all__ = ["OffPolicyRunner", "RunResult"]
 
@@ -54,7 +54,7 @@ class OffPolicyRunner:
 
     Args:
         collector: yields transitions ``[N, T]`` (or ``[N]``) in time order: a TorchRL collector or
-            any iterable of TensorDicts.
+            any iterable of TensorDicts; shut down at the end.
         learner: gets a batch with normalised rewards.
         buffer: TorchRL replay buffer with its batch size set. It is extended with the collector's
             batches as they are; :func:`~unilab.data.make_replay_buffer` makes single rows of them.
@@ -130,8 +130,8 @@ class OffPolicyRunner:
         """
         self._start_clocks()
         try:
-            with StopRequest() as stop:
-                for data in self._collect():
+            with AsyncRunner(self.collector) as self._running:
+                for data in self._running:
                     self.rewards.update(data)
                     self.buffer.extend(data)
                     if len(self.buffer) >= self.learning_starts:
@@ -139,9 +139,9 @@ class OffPolicyRunner:
                             batch = self.rewards.normalize(self.buffer.sample())
                             self._updates.append(self.learner.update(batch))
                     self._after_step(data)
-                    if stop.requested or self._time_is_up():
+                    if self._time_is_up():
                         break
-                self._finish(interrupted=stop.requested)
+                self._finish(interrupted=self._running.stop.requested)
         except UnilabError:
             # A policy of NaN fails in the environment first; the metrics know where it began.
             self._drain_updates()
@@ -151,7 +151,7 @@ class OffPolicyRunner:
                 self.progress.close()
             if self.logger is not None:
                 self.logger.close()
-        counters = self.counters
+        counters, stop = self.counters, self._running.stop
         return RunResult(counters.frames, counters.minutes, self.metrics, stop.exit_code)
 
     def _start_clocks(self) -> None:
@@ -160,15 +160,6 @@ class OffPolicyRunner:
         self._minutes_before = self.counters.minutes
         self._logged_frames = self.counters.frames
         self._logged_updates = self.learner.update_count
-        self._collecting = 0.0
-
-    def _collect(self) -> Iterator[TensorDictBase]:
-        """The collector's batches, with the time that they took."""
-        asked = time.perf_counter()
-        for data in self.collector:
-            self._collecting += time.perf_counter() - asked
-            yield data
-            asked = time.perf_counter()
 
     def _after_step(self, data: TensorDictBase) -> None:
         self._episodes.update(data)
@@ -219,7 +210,7 @@ class OffPolicyRunner:
         frames, updates = self.counters.frames, self.learner.update_count
         row["Perf/steps_per_second"] = (frames - self._logged_frames) / elapsed
         row["Perf/updates_per_second"] = (updates - self._logged_updates) / elapsed
-        row["Perf/collect_share"] = self._collecting / elapsed
+        row["Perf/collect_share"] = self._running.lap() / elapsed
         row["Perf/updates"] = updates
         row["Perf/buffer_size"] = len(self.buffer)
         row |= self._evaluation
@@ -230,7 +221,6 @@ class OffPolicyRunner:
         if self.progress is not None:
             self.progress.show(self.metrics)
         self._logged, self._logged_frames, self._logged_updates = now, frames, updates
-        self._collecting = 0.0
 
     def _drain_updates(self) -> dict[str, float]:
         """Means of the learner's metrics since the last row.

@@ -25,6 +25,10 @@ class StopRequest:
         """Whether a signal came."""
         return self.signum is not None
 
+    def collection_stopped(self) -> bool:
+        """The same, as TorchRL's collectors ask an interruptor."""
+        return self.requested
+
     @property
     def exit_code(self) -> int:
         """What a shell expects of a process ended by the signal (130 for Ctrl-C), else 0."""

@@ -1,0 +1,161 @@
+"""Whole training ticks: the pipelined collector against TorchRL's synchronous and async ones.
+
+    python tests/benchmarks/bench_collector.py [--task go2_velocity_flat] [--num-envs 128]
+
+A tick is one control step of all environments, its replay write and one update of FlashSAC, with
+the networks of the task's configuration. Both contenders live in one process and take turns, some
+ticks each, so that they meet the same disturbances; medians of the ticks are compared. With
+``--multi-async``, TorchRL's ``MultiAsyncCollector`` with one worker is measured as well, at the
+same number of updates a frame; it cannot be paused, so it is run alone after the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+from tensordict import TensorDictBase
+from torchrl.collectors import BaseCollector, Collector, MultiAsyncCollector
+from torchrl.envs import EnvBase, InitTracker, TransformedEnv
+
+import unilab
+from unilab.collectors import PipelinedCollector
+from unilab.conf import compose
+from unilab.data import RewardNormalizer, make_replay_buffer
+from unilab.modules import FlashSACActor, FlashSACCritic, FlashSACPolicy
+from unilab.objectives import FlashSACLoss
+from unilab.trainers import FlashSACLearner, TrainCfg
+
+TARGET = 1.03
+
+
+class MarkedEnv:
+    """Makes the environment with the mark of fresh rows; pickles."""
+
+    def __init__(self, make_env: Callable[[], EnvBase]) -> None:
+        self.make_env = make_env
+
+    def __call__(self) -> EnvBase:
+        return TransformedEnv(self.make_env(), InitTracker())
+
+
+class Session:
+    """A learner, its buffer, and a collector that feeds it."""
+
+    def __init__(self, cfg: TrainCfg, kind: str, threads: tuple[int, int]) -> None:
+        algo, params = cfg.algo, cfg.algo.algo_params
+        self.threads = threads[0]
+        make_env = unilab.registry.factory(
+            cfg.task, num_envs=algo.num_envs, seed=0, overrides={"num_threads": threads[1]}
+        )
+        dims = unilab.registry.dims(cfg.task)
+        actor = FlashSACActor(dims.obs, dims.action, params.actor_hidden_dim)
+        critic = FlashSACCritic(dims.critic, dims.action, params.critic_hidden_dim)
+        policy = FlashSACPolicy(actor)
+        loss = FlashSACLoss(actor, critic, gamma=algo.gamma)
+        loss.set_keys(critic_obs="critic" if dims.has_critic else "obs")
+        self.learner = FlashSACLearner(loss, compile=params.compile)
+        self.buffer = make_replay_buffer(100_000, algo.batch_size, n_step=algo.n_step, gamma=0.97)
+        self.rewards = RewardNormalizer(algo.gamma)
+        marked, frames = MarkedEnv(make_env), algo.num_envs
+        self.collector: BaseCollector
+        if kind == "pipelined":
+            self.collector = PipelinedCollector(
+                make_env, policy, frames_per_batch=frames, return_same_td=True
+            )
+        elif kind == "sync":
+            self.collector = Collector(
+                marked(),
+                policy,
+                frames_per_batch=frames,
+                total_frames=-1,
+                trust_policy=True,
+                track_traj_ids=False,
+                use_buffers=False,
+                return_same_td=True,
+            )
+        else:
+            self.collector = MultiAsyncCollector(
+                [marked],
+                policy,
+                frames_per_batch=frames,
+                total_frames=-1,
+                num_threads=threads[1],
+            )
+        self.sends_weights = kind == "multi-async"
+        self.batches: Iterator[TensorDictBase] = iter(self.collector)
+
+    def ticks(self, count: int) -> list[float]:
+        """Seconds of each of ``count`` ticks."""
+        torch.set_num_threads(self.threads)
+        seconds = []
+        for _ in range(count):
+            start = time.perf_counter()
+            data = next(self.batches)
+            self.rewards.update(data)
+            self.buffer.extend(data)
+            if len(self.buffer) >= 2048:
+                self.learner.update(self.rewards.normalize(self.buffer.sample()))
+            if self.sends_weights:
+                self.collector.update_policy_weights_()
+            seconds.append(time.perf_counter() - start)
+        return seconds
+
+
+def interleaved(
+    contenders: dict[str, Callable[[int], list[float]]], seconds: float, ticks: int = 20
+) -> dict[str, list[float]]:
+    """Ticks of contenders that take turns; the first tick of a turn is not counted."""
+    measured: dict[str, list[float]] = {name: [] for name in contenders}
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        for name, run in contenders.items():
+            measured[name] += run(ticks)[1:]
+    return measured
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--task", default="go2_velocity_flat")
+    parser.add_argument("--num-envs", type=int)
+    parser.add_argument("--seconds", type=float, default=40.0)
+    parser.add_argument("--multi-async", action="store_true")
+    parser.add_argument("overrides", nargs="*", help="Hydra overrides")
+    args = parser.parse_args()
+    sizes = [f"algo.num_envs={args.num_envs}"] if args.num_envs else []
+    cfg = compose([f"task={args.task}", *sizes, *args.overrides])
+    cores = cfg.training.resolve_threads(torch.device("cpu"))[0]
+    half = max(1, cores // 2)
+    split = (half, max(1, cores - half))
+    sessions = {
+        "sync": Session(cfg, "sync", (cores, cores)),
+        "pipelined": Session(cfg, "pipelined", split),
+    }
+    warm_up = -(-2048 // cfg.algo.num_envs) + 20
+    for session in sessions.values():
+        session.ticks(warm_up)
+    measured = interleaved({n: s.ticks for n, s in sessions.items()}, args.seconds)
+    for session in sessions.values():
+        session.collector.shutdown()
+    if args.multi_async:
+        alone = Session(cfg, "multi-async", split)
+        alone.ticks(warm_up)
+        measured |= interleaved({"multi-async": alone.ticks}, args.seconds / 2)
+        alone.collector.shutdown()
+    median = {name: statistics.median(ticks) for name, ticks in measured.items()}
+    mean = {name: statistics.mean(ticks) for name, ticks in measured.items()}
+    print(f"{args.task}, {cfg.algo.num_envs} environments, {cores} cores")
+    for name in measured:
+        print(
+            f"  {name:<12}{1e3 * median[name]:8.1f} ms a tick   {1 / mean[name]:6.1f} ticks/s"
+            f"   {len(measured[name])} ticks"
+        )
+    ratio = median["pipelined"] / median["sync"]
+    print(f"  pipelined / sync {ratio:.2f}; target: <= {TARGET}")
+
+
+if __name__ == "__main__":
+    main()

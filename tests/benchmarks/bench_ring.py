@@ -1,0 +1,135 @@
+"""The pipeline by itself: overlap with a learner that waits, hand-over, and memory over time.
+
+    python tests/benchmarks/bench_ring.py [--seconds 20]
+
+Overlap: physics that takes P, a learner that sleeps T a tick; the cycle should be max(T, P).
+Hand-over: from the collector's publishing an observation to the action being there for it, with a
+policy that does nothing, so what is left is the ring.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torchrl.data import Bounded, Categorical, Composite, Unbounded
+from torchrl.envs import EnvBase
+
+import unilab
+from unilab.collectors import PipelinedCollector
+from unilab.collectors.worker import Word
+
+CYCLE_TARGET, HAND_OVER_TARGET_US, GROWTH_TARGET = 1.08, 300, 0.01
+WIDTH, ACTIONS = 75, 12
+
+
+class EmptyEnv(EnvBase):
+    """``obs`` and ``critic`` of 75 floats each, and no physics at all."""
+
+    def __init__(self, num_envs: int) -> None:
+        super().__init__(batch_size=torch.Size([num_envs]), device="cpu")
+        n = num_envs
+        groups = {key: Unbounded((n, WIDTH)) for key in ("obs", "critic")}
+        self.observation_spec = Composite(**groups, shape=(n,))
+        self.action_spec = Bounded(-1.0, 1.0, (n, ACTIONS))
+        self.reward_spec = Unbounded((n, 1))
+        flag = Categorical(2, shape=(n, 1), dtype=torch.bool)
+        keys = ("done", "terminated", "truncated", "is_init")
+        self.done_spec = Composite({key: flag.clone() for key in keys[:3]}, shape=(n,))
+        self.observation_spec["is_init"] = flag.clone()
+        self.out = {key: torch.zeros(n, WIDTH) for key in groups}
+        self.out |= {key: torch.zeros(n, 1, dtype=torch.bool) for key in keys}
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        return TensorDict({**self.out, "reward": torch.zeros(*self.batch_size, 1)}, self.batch_size)
+
+    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
+        return TensorDict(dict(self.out), self.batch_size)
+
+    def _set_seed(self, seed: int | None) -> None: ...
+
+
+def overlap(task: str, num_envs: int, seconds: float) -> None:
+    """Cycle time against the longer of physics and a learner that sleeps."""
+    make_env = unilab.registry.factory(
+        task, num_envs=num_envs, seed=0, overrides={"num_threads": 1}
+    )
+    collector = PipelinedCollector(make_env, frames_per_batch=num_envs, return_same_td=True)
+    batches, counters = iter(collector), collector.env.counters
+    for _ in range(20):
+        next(batches)
+    ratios: dict[float, list[float]] = {0.5: [], 1.0: [], 2.0: []}
+    end = time.perf_counter() + seconds
+    physics = 0.010
+    while time.perf_counter() < end:
+        for share, measured in ratios.items():
+            begun, began = counters()[Word.STEP_NS], time.perf_counter()
+            for _ in range(20):
+                next(batches)
+                time.sleep(share * physics)
+            cycle = (time.perf_counter() - began) / 20
+            spent = (counters()[Word.STEP_NS] - begun) / 20e9
+            # The sleep was of the physics measured before; what counts is both as they were.
+            measured.append(cycle / max(share * physics, spent))
+            physics = spent
+    collector.shutdown()
+    print(f"{task}, {num_envs} environments: physics {1e3 * physics:.1f} ms a tick")
+    for share, measured in ratios.items():
+        ratio = statistics.median(measured)
+        print(f"  T / P = {share}: cycle / max(T, P) {ratio:.3f}; target <= {CYCLE_TARGET}")
+
+
+def hand_over(num_envs: int, ticks: int) -> None:
+    """Microseconds that the collector waits for a policy that does nothing; memory over time."""
+    action = torch.zeros(num_envs, ACTIONS)
+    collector = PipelinedCollector(
+        lambda: EmptyEnv(num_envs),
+        lambda td: td.set("action", action),
+        frames_per_batch=num_envs,
+        return_same_td=True,
+        track_traj_ids=False,
+    )
+    batches, header = iter(collector), collector.env.block.header
+    pids = (os.getpid(), collector.env.pid)
+    for _ in range(1000):
+        next(batches)
+    before, waits, last = [_rss(pid) for pid in pids], [], header[Word.WAIT_NS]
+    for _ in range(ticks):
+        next(batches)
+        waits.append(header[Word.WAIT_NS] - last)
+        last = header[Word.WAIT_NS]
+    growth = [_rss(pid) / was - 1 for pid, was in zip(pids, before, strict=True)]
+    collector.shutdown()
+    wait = statistics.median(waits) / 1e3
+    print(f"{num_envs} environments, obs + critic {2 * WIDTH} floats")
+    print(f"  observation published -> action there {wait:.0f} us; target {HAND_OVER_TARGET_US} us")
+    print(
+        f"  memory over {ticks:,} ticks: learner {growth[0]:+.2%}, collector {growth[1]:+.2%}; "
+        f"target within {GROWTH_TARGET:.0%}"
+    )
+
+
+def _rss(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--task", default="go2_velocity_flat")
+    parser.add_argument("--num-envs", type=int, default=256)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--ticks", type=int, default=10_000)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    overlap(args.task, args.num_envs, args.seconds)
+    hand_over(1024, args.ticks)
+
+
+if __name__ == "__main__":
+    main()

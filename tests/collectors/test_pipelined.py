@@ -1,0 +1,312 @@
+"""The pipelined collector gives what TorchRL's synchronous one gives, while the caller works."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from reference.counting import Counting
+from reference.pendulum import pendulum
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModule
+from torchrl.collectors import Collector
+from torchrl.data import LazyTensorStorage, ReplayBuffer
+from torchrl.envs import InitTracker, TransformedEnv
+from torchrl.envs.utils import ExplorationType
+
+import unilab
+from unilab.collectors import PipelinedCollector
+from unilab.collectors.placement import Placement
+from unilab.collectors.process import EnvProcess
+from unilab.collectors.worker import Phase, Word
+from unilab.data import make_replay_buffer
+from unilab.errors import CollectorError, ConfigError, PlacementError
+from unilab.modules import FlashSACActor, FlashSACPolicy
+from unilab.record import metric
+
+N = 3
+make_pendulum = unilab.registry.factory(
+    "pendulum_swingup", num_envs=N, seed=0, overrides={"episode_length_s": 0.3, "num_threads": 1}
+)
+
+
+def explorer() -> FlashSACPolicy:
+    """The same weights and noise at every call, and the global generator where it was."""
+    torch.manual_seed(0)
+    return FlashSACPolicy(FlashSACActor(3, 1, hidden_dim=8, num_blocks=1))
+
+
+def sync(make: Callable[[], Any], policy: Any, **kwargs: Any) -> Collector:
+    env = make()
+    if "is_init" not in env.observation_spec:
+        env = TransformedEnv(env, InitTracker())
+    return Collector(env, policy, trust_policy=True, **kwargs)
+
+
+@pytest.fixture
+def pipelined() -> Iterator[Callable[..., PipelinedCollector]]:
+    made: list[PipelinedCollector] = []
+
+    def make(*args: Any, **kwargs: Any) -> PipelinedCollector:
+        made.append(PipelinedCollector(*args, **kwargs))
+        return made[-1]
+
+    yield make
+    for collector in made:
+        collector.shutdown()
+
+
+def assert_same(ours: Iterable[TensorDictBase], theirs: Iterable[TensorDictBase]) -> None:
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.batch_size == b.batch_size
+        assert a.names == b.names
+        assert set(a.keys(True, True)) == set(b.keys(True, True))
+        for key in a.keys(True, True):
+            assert a[key].dtype == b[key].dtype, key
+            assert torch.equal(a[key], b[key]), key
+
+
+@pytest.mark.parametrize("ticks", [1, 3])
+def test_the_data_are_those_of_the_synchronous_collector(pipelined, ticks):
+    """Resets, random warm-up, exploration noise and episode numbers included."""
+    kwargs = {
+        "frames_per_batch": N * ticks,
+        "total_frames": N * 48,
+        "init_random_frames": N * ticks * 4,
+    }
+    theirs = list(sync(make_pendulum, explorer(), **kwargs))
+    collector = pipelined(make_pendulum, explorer(), **kwargs)
+    ours = list(collector)
+    assert_same(ours, theirs)
+    assert len(ours) == len(collector) == 48 // ticks
+    ends = torch.cat([batch["next", "truncated"].flatten() for batch in ours])
+    assert ends.sum() >= 2 * N
+    assert collector.stats()["completed"]
+
+
+def test_a_learner_in_the_loop_gets_the_synchronous_run_with_bodies_one_batch_late(pipelined):
+    """The loop body changes the policy and draws random numbers."""
+
+    def body(policy: FlashSACPolicy, batch: TensorDictBase) -> None:
+        with torch.no_grad():
+            for weight in policy.parameters():
+                weight.add_(0.05 * batch["next", "reward"].mean() * torch.randn_like(weight))
+
+    kwargs = {"frames_per_batch": N, "total_frames": N * 40}
+    policy, theirs = explorer(), []
+    late: deque[TensorDictBase] = deque()
+    for batch in sync(make_pendulum, policy, **kwargs):
+        theirs.append(batch)
+        if late:
+            body(policy, late.popleft())
+        late.append(batch)
+    body(policy, late.popleft())
+    weights = list(policy.parameters())
+
+    policy, ours = explorer(), []
+    for batch in pipelined(make_pendulum, policy, **kwargs):
+        ours.append(batch)
+        body(policy, batch)
+    assert_same(ours, theirs)
+    assert all(torch.equal(a, b) for a, b in zip(policy.parameters(), weights, strict=True))
+
+
+def test_the_environment_steps_while_the_loop_body_runs(pipelined):
+    collector = pipelined(Counting(), frames_per_batch=N, total_frames=5 * N)
+    header = collector.env.block.header
+    for tick, _ in enumerate(collector):
+        if tick == 4:
+            break
+        deadline = time.monotonic() + 60
+        # The collector is not asked for anything here, and yet the next tick's step gets done.
+        while (header[Word.TICK], header[Word.PHASE]) != (tick + 1, Phase.WAIT):
+            assert time.monotonic() < deadline
+
+
+def test_terminal_observations_are_kept_and_the_policy_sees_the_first_of_the_next_episode(
+    pipelined,
+):
+    seen = []
+
+    def policy(td: TensorDictBase) -> TensorDictBase:
+        seen.append(td["obs"][0, 1].item())
+        return td.set("action", torch.zeros(N, 1))
+
+    data = torch.cat(list(pipelined(Counting(), policy, frames_per_batch=N, total_frames=9 * N)), 1)
+    assert seen == [0, 1, 2, 3, 0, 1, 2, 3, 0]
+    assert data["obs"][0, :, 1].tolist() == seen
+    assert data["next", "obs"][0, :, 1].tolist() == [1, 2, 3, 4, 1, 2, 3, 4, 1]
+    assert data["next", "terminated"][0, :, 0].nonzero().flatten().tolist() == [3, 7]
+    assert data["is_init"][0, :, 0].nonzero().flatten().tolist() == [0, 4, 8]
+
+
+def test_what_the_policy_says_beside_the_action_is_in_the_data(pipelined):
+    policy = TensorDictModule(
+        lambda obs: (obs[:, :1] * 0, obs.sum(-1)), in_keys=["obs"], out_keys=["action", ("m", "s")]
+    )
+    kwargs = {"frames_per_batch": 2 * N, "total_frames": 4 * N}
+    ours = list(pipelined(Counting(), policy, **kwargs))
+    assert_same(ours, list(sync(Counting(), policy, **kwargs)))
+    assert torch.equal(ours[1]["m", "s"], ours[1]["obs"].sum(-1))
+
+
+def test_an_environment_of_torchrl_works_as_well(pipelined):
+    kwargs = {"frames_per_batch": 2 * N, "total_frames": 30 * N}
+
+    def policy(td: TensorDictBase) -> TensorDictBase:
+        return td.set("action", -td["obs"][:, 1:].clamp(-1, 1))
+
+    collector = pipelined(lambda: pendulum(N, 5), policy, **kwargs)
+    collector.set_seed(3)
+    reference = sync(lambda: pendulum(N, 5), policy, **kwargs)
+    reference.set_seed(3)
+    # The first episodes began before the seed was set; they are over after five ticks.
+    assert_same(list(collector)[3:], list(reference)[3:])
+
+
+def test_set_seed_seeds_the_environment_as_the_synchronous_collector_does(pipelined):
+    kwargs = {"frames_per_batch": N, "total_frames": 4 * N}
+
+    def still(td: TensorDictBase) -> TensorDictBase:
+        return td.set("action", torch.zeros(N, 1))
+
+    ours, theirs = pipelined(Counting(), still, **kwargs), sync(Counting(), still, **kwargs)
+    assert ours.set_seed(5) == theirs.set_seed(5)
+    assert_same(list(ours), list(theirs))
+
+
+def test_batches_are_copies_and_with_return_same_td_the_shared_memory_itself(pipelined):
+    for in_place in (False, True):
+        collector = pipelined(
+            Counting(), frames_per_batch=N, total_frames=8 * N, return_same_td=in_place
+        )
+        batches = list(collector)
+        places = {batch["obs"].data_ptr() for batch in batches}
+        assert len(places) == (3 if in_place else 8)
+        # The last two are still there, in place or not.
+        assert batches[-1]["next", "obs"][0, 0, 1] == 4
+
+
+def test_a_ring_beside_the_shared_one_gives_the_same_data(pipelined):
+    """What a CUDA learner with a host ring does, with the CPU as its device."""
+    cpu = torch.device("cpu")
+    kwargs = {"frames_per_batch": 2 * N, "total_frames": 24 * N}
+    place = Placement(cpu, cpu, cpu, "host", "pinned")
+    ours = list(pipelined(make_pendulum, explorer(), placement=place, **kwargs))
+    assert_same(ours, list(sync(make_pendulum, explorer(), **kwargs)))
+
+
+def test_an_environment_elsewhere_than_placed_is_refused(pipelined):
+    cuda, cpu = torch.device("cuda"), torch.device("cpu")
+    place = Placement(cuda, cuda, cpu, "cuda", "none")
+    with pytest.raises(PlacementError, match="tensors are on cpu, the placement says cuda"):
+        pipelined(Counting(), frames_per_batch=N, placement=place)
+
+
+def test_a_replay_buffer_is_extended_in_place_of_yielding(pipelined):
+    buffer = ReplayBuffer(storage=LazyTensorStorage(100), batch_size=4)
+    collector = pipelined(
+        make_pendulum,
+        explorer(),
+        frames_per_batch=N,
+        total_frames=8 * N,
+        replay_buffer=buffer,
+        postproc=lambda batch: batch.reshape(-1),
+    )
+    assert list(collector) == [None] * 8
+    assert len(buffer) == 8 * N
+    theirs = list(sync(make_pendulum, explorer(), frames_per_batch=N, total_frames=8 * N))
+    assert torch.equal(buffer[:]["obs"], torch.cat([b.reshape(-1)["obs"] for b in theirs]))
+
+
+def test_multi_step_returns_join_the_batches_over_resets(pipelined):
+    def never(td: TensorDictBase) -> TensorDictBase:
+        return td.set("action", torch.zeros(N, 1))
+
+    buffer = make_replay_buffer(100, batch_size=4, n_step=3, gamma=0.5)
+    kwargs = {"frames_per_batch": N, "total_frames": 12 * N}
+    for batch in pipelined(Counting(), never, return_same_td=True, **kwargs):
+        buffer.extend(batch)
+    rows = buffer[:]
+    first = rows[rows["obs"][:, 0] == 0]
+    assert first["obs"][:, 1].tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 0]
+    assert first["next", "obs"][:, 1].tolist() == [3, 4, 4, 4, 3, 4, 4, 4, 3]
+    assert first["steps_to_next_obs"].flatten().tolist() == [3, 3, 2, 1, 3, 3, 2, 1, 3]
+
+
+def test_the_exploration_type_reaches_the_policy(pipelined):
+    kwargs = {
+        "frames_per_batch": N,
+        "total_frames": 4 * N,
+        "exploration_type": ExplorationType.DETERMINISTIC,
+    }
+    ours = list(pipelined(make_pendulum, explorer(), **kwargs))
+    assert_same(ours, list(sync(make_pendulum, explorer(), **kwargs)))
+
+
+def test_iteration_goes_on_where_it_was_left_and_counts_in_its_state(pipelined):
+    kwargs = {"frames_per_batch": N, "total_frames": 12 * N}
+    collector = pipelined(make_pendulum, explorer(), **kwargs)
+    ours = [next(iter(collector)) for _ in range(5)]
+    state = collector.state_dict()
+    assert state["frames"] == 5 * N
+    # The environment is a step ahead; the state is that of the steps handed out.
+    assert state["env_state_dict"]["control_steps"] == 5
+    ours += list(collector)
+    assert_same(ours, list(sync(make_pendulum, explorer(), **kwargs)))
+    state["env_state_dict"]["control_steps"] = 77
+    collector.load_state_dict(state)
+    assert collector.env.call("export_training_state")["control_steps"] == 77
+    assert len(list(collector)) == 7
+
+
+def test_metrics_of_the_environment_reach_the_learner(pipelined):
+    collector = pipelined(make_pendulum, explorer(), frames_per_batch=N, total_frames=40 * N)
+    for tick, _ in enumerate(collector):
+        if tick == 30:
+            metrics = collector.env.drain_metrics()
+            assert metrics["Episode_Termination/time_out"] == 1.0
+            assert "Episode_Reward/upright" in metrics
+            assert metrics["Perf/env_step_ms"] > 0.0
+            assert metrics["Perf/env_reset_ms"] > 0.0
+            assert 0.0 < metrics["Perf/env_wait_share"] < 1.0
+            assert all(metric(tag).owner for tag in metrics)
+    assert pipelined(Counting(), frames_per_batch=N).env.drain_metrics() == {}
+
+
+def test_an_interruptor_ends_the_wait_and_iteration_can_be_taken_up_again(pipelined):
+    class Interruptor:
+        stopped = True
+
+        def collection_stopped(self) -> bool:
+            return self.stopped
+
+    interruptor = Interruptor()
+    env = EnvProcess(Counting(faults={"slow_reset": 1.0}))
+    collector = pipelined(env, frames_per_batch=N, total_frames=2 * N, interruptor=None)
+    collector.interruptor = interruptor
+    assert list(collector) == []
+    interruptor.stopped = False
+    assert [batch["next", "obs"][0, 0, 1].item() for batch in collector] == [1, 2]
+
+
+def test_a_policy_that_gives_no_action_is_named(pipelined):
+    collector = pipelined(Counting(), lambda td: td, frames_per_batch=N)
+    with pytest.raises(CollectorError, match="the policy gave no 'action'"):
+        next(iter(collector))
+    assert collector.env.closed
+
+
+def test_an_empty_batch_is_refused():
+    with pytest.raises(ConfigError, match="frames_per_batch=0: expected at least 1"):
+        PipelinedCollector(Counting(), frames_per_batch=0)
+
+
+def test_weights_need_no_sending(pipelined):
+    collector = pipelined(Counting(), frames_per_batch=N, total_frames=N)
+    collector.update_policy_weights_()
+    assert isinstance(next(iter(collector)), TensorDict)

@@ -1,0 +1,113 @@
+"""An environment that counts, and can be told to fail; importable by a collector process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torchrl.data import Bounded, Categorical, Composite, Unbounded
+from torchrl.envs import EnvBase
+
+
+@dataclass(frozen=True)
+class Counting:
+    """Makes the environment; pickles."""
+
+    num_envs: int = 3
+    faults: dict[str, Any] = field(default_factory=dict)
+
+    def __call__(self) -> CountingEnv:
+        return CountingEnv(self.num_envs, self.faults)
+
+
+class CountingEnv(EnvBase):
+    """Row ``n`` observes ``[n, steps of its episode]``; its episode ends after ``4 + n`` steps.
+
+    The reward is the action plus a draw of the environment's own generator, so that a batch tells
+    which action and which random numbers made it.
+
+    Faults, by the number of the step (or reset) they come in: ``kill``, ``raise``, ``nan``,
+    ``widen`` (steps), ``kill_reset`` and ``raise_reset`` (resets); and in seconds ``slow_make``,
+    ``slow_reset``, ``slow_step``. ``mark`` is a file written when the environment is closed.
+    """
+
+    def __init__(self, num_envs: int, faults: dict[str, Any]) -> None:
+        super().__init__(device="cpu", batch_size=torch.Size([num_envs]))
+        self.faults = faults
+        time.sleep(faults.get("slow_make", 0.0))
+        n = num_envs
+        self.observation_spec = Composite(obs=Unbounded((n, 2)), shape=(n,))
+        self.action_spec = Bounded(-1.0, 1.0, (n, 1))
+        self.reward_spec = Unbounded((n, 1))
+        flag = Categorical(2, shape=(n, 1), dtype=torch.bool)
+        self.done_spec = Composite(
+            done=flag, terminated=flag.clone(), truncated=flag.clone(), shape=(n,)
+        )
+        self.generator = torch.Generator().manual_seed(0)
+        self.rows = torch.arange(n).unsqueeze(-1)
+        self.count = torch.zeros(n, 1)
+        self.steps = self.resets = 0
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        self.steps += 1
+        time.sleep(self.faults.get("slow_step", 0.0))
+        self._maybe("kill", "raise", self.steps)
+        self.count += 1
+        draw = torch.rand(len(self.rows), 1, generator=self.generator)
+        terminated = self.count >= 4 + self.rows
+        out = TensorDict(
+            {
+                "obs": self._obs(),
+                "reward": tensordict["action"] + draw,
+                "terminated": terminated,
+                "truncated": torch.zeros_like(terminated),
+                "done": terminated,
+            },
+            self.batch_size,
+        )
+        if self.steps == self.faults.get("nan"):
+            out["reward"] = out["reward"] / 0.0 - out["reward"] / 0.0
+        if self.steps == self.faults.get("widen"):
+            out["obs"] = torch.cat([out["obs"], out["obs"]], -1)
+        return out
+
+    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
+        self.resets += 1
+        time.sleep(self.faults.get("slow_reset", 0.0))
+        self._maybe("kill_reset", "raise_reset", self.resets)
+        mask = None if tensordict is None else tensordict.get("_reset", None)
+        self.count = torch.zeros_like(self.count) if mask is None else self.count * ~mask
+        flag = torch.zeros_like(self.count, dtype=torch.bool)
+        return TensorDict(
+            {
+                "obs": self._obs(),
+                "done": flag,
+                "terminated": flag.clone(),
+                "truncated": flag.clone(),
+            },
+            self.batch_size,
+        )
+
+    def _set_seed(self, seed: int | None) -> None:
+        if seed is not None:
+            self.generator.manual_seed(seed)
+
+    def close(self, *, raise_if_closed: bool = True) -> None:
+        if "mark" in self.faults:
+            Path(self.faults["mark"]).touch()
+        super().close(raise_if_closed=raise_if_closed)
+
+    def _obs(self) -> torch.Tensor:
+        return torch.cat([self.rows.float(), self.count], -1)
+
+    def _maybe(self, kill: str, fail: str, number: int) -> None:
+        if number == self.faults.get(kill):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if number == self.faults.get(fail):
+            raise ArithmeticError(f"broken on purpose, number {number}")

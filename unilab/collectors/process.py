@@ -1,0 +1,327 @@
+"""The learner's hold on the collector process: start, hand-over, errors, end."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import select
+import signal
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, Protocol
+
+import cloudpickle
+import torch
+from torch import Tensor
+from torchrl.envs import EnvBase
+
+from unilab.collectors.ring import SharedBlock
+from unilab.collectors.worker import PHASE_NAMES, Description, Phase, Word
+from unilab.errors import CollectorError
+
+__all__ = ["EnvProcess", "Interrupted", "Interruptor"]
+
+_LOOK_S = 0.25
+"""Between two looks at whether the process is alive, while it has nothing to say."""
+# Not multiprocessing's spawn: that imports the caller's script again, which a script without an
+# `if __name__ == "__main__"` guard does not survive.
+_BOOTSTRAP = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from unilab.collectors.worker import main; main(int(sys.argv[2]), int(sys.argv[3]))"
+)
+
+
+class Interrupted(Exception):
+    """Waiting for the collector process ended because a stop was asked for."""
+
+
+class Interruptor(Protocol):
+    """Says when to stop collecting, as in TorchRL's collectors."""
+
+    def collection_stopped(self) -> bool:
+        """Whether a stop was asked for."""
+        ...
+
+
+class EnvProcess:
+    """An environment in a process of its own.
+
+    The process starts at once and makes the environment while the caller goes on;
+    :attr:`description` waits for it. It ends with :meth:`close`, when this object is collected as
+    garbage, and when this process ends, however it ends.
+
+    Args:
+        make_env: makes the environment. Functions of importable modules travel by name, those of
+            the running script and lambdas by value.
+
+    Keyword Args:
+        num_threads: torch's threads in the process; physics has its own setting.
+        step_timeout_s: a step that takes longer counts as hung. Making the environment and
+            resetting it may take as long as they like.
+
+    Attributes:
+        interruptor: asked while waiting; waiting ends with :class:`Interrupted` once it says stop.
+
+    Raises:
+        CollectorError: ``make_env`` cannot be pickled.
+    """
+
+    def __init__(
+        self,
+        make_env: Callable[[], EnvBase],
+        *,
+        num_threads: int = 1,
+        step_timeout_s: float = 120.0,
+    ) -> None:
+        try:
+            payload = cloudpickle.dumps(make_env)
+        except Exception as error:
+            raise CollectorError(
+                f"make_env cannot be sent to the collector process ({error}): give a function that "
+                "builds everything it needs inside, such as unilab.registry.factory(...)"
+            ) from error
+        self.step_timeout_s = step_timeout_s
+        self.interruptor: Interruptor | None = None
+        self._description: Description | None = None
+        self._training_state: Any = None
+        self._kept: list[tuple[str, list[Any]]] = []
+        self._calls = 0
+        self.block = SharedBlock()
+        self._counted = self.counters()
+        self._connection, theirs = Pipe()
+        try:
+            self._process = _start(theirs, self.block)
+        except BaseException:
+            self._connection.close()
+            self.block.close()
+            raise
+        finally:
+            theirs.close()
+        self._finalizer = weakref.finalize(
+            self, _end, self._process, self._connection, self.block, 5.0
+        )
+        self._poll = select.poll()
+        self._poll.register(self._connection.fileno(), select.POLLIN)
+        # Of the process's own global generator: follows the learner's seed, draws nothing from it.
+        setting = {"make_env": payload, "num_threads": num_threads, "seed": torch.initial_seed()}
+        self._send(setting)
+
+    @property
+    def description(self) -> Description:
+        """The environment's layout and specs; waits until it is made.
+
+        Raises:
+            CollectorError: it could not be made.
+        """
+        if self._description is None:
+            (self._description,) = self.receive("ready")
+            self._training_state = self._description.training_state
+        return self._description
+
+    @property
+    def pid(self) -> int:
+        """Of the collector process."""
+        return self._process.pid
+
+    @property
+    def closed(self) -> bool:
+        """Whether the process was ended."""
+        return not self._finalizer.alive
+
+    def require_open(self) -> None:
+        """Raise CollectorError once the process was ended."""
+        if self.closed:
+            raise CollectorError("the collector is closed: make a new one")
+
+    def share(self, nbytes: int, device: torch.device) -> Tensor:
+        """Memory that both processes see, as ``[nbytes]`` uint8.
+
+        Raises:
+            CollectorError: there is not that much memory.
+        """
+        if device.type == "cuda":
+            memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
+            self.send("map", nbytes, bytes(ForkingPickler.dumps(memory)))
+        else:
+            self.block.grow(nbytes)
+            memory = self.block.map(nbytes)
+            self.send("map", nbytes, None)
+        self.receive("mapped")
+        return memory
+
+    def send(self, *message: Any) -> None:
+        """Ask the process for something; each request has one answer."""
+        self.require_open()
+        self._send(message)
+
+    def receive(self, expected: str) -> list[Any]:
+        """The next answer of a kind; those of other kinds are kept.
+
+        Raises:
+            CollectorError: the process raised, died, or hangs in a step; it is closed then.
+            Interrupted: :attr:`interruptor` said so; the answer can be received later.
+        """
+        for i, (kind, answer) in enumerate(self._kept):
+            if kind == expected:
+                del self._kept[i]
+                return answer
+        while True:
+            kind, answer = self._next_message()
+            if kind == expected:
+                return answer
+            self._kept.append((kind, answer))
+
+    def receive_step(self) -> int:
+        """The tick of the next step that is done."""
+        tick, self._training_state = self.receive("stepped")
+        return tick
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the environment, after the step that may be under way."""
+        self._calls += 1
+        self.send("call", self._calls, method, args, kwargs)
+        while True:
+            # An earlier call whose wait was interrupted may still be answered.
+            number, result = self.receive("result")
+            if number == self._calls:
+                return result
+
+    def export_training_state(self) -> dict[str, Any]:
+        """The environment's after the last step received; empty if it has none."""
+        return self._training_state if self.description.training_state else {}
+
+    def import_training_state(self, state: dict[str, Any]) -> None:
+        """Hand a training state to the environment."""
+        self.call("import_training_state", state)
+        self._training_state = state
+
+    def drain_metrics(self) -> dict[str, float]:
+        """The environment's own metrics and :meth:`timings`, since the last call.
+
+        Waits for the step under way. While a stop is asked for, it does not wait.
+        """
+        try:
+            metrics = self.call("drain_metrics") if self.description.has_metrics else {}
+        except Interrupted:
+            metrics = {}
+        return metrics | self.timings()
+
+    def timings(self) -> dict[str, float]:
+        """How the process spent its time since the last call.
+
+        Returns:
+            ``Perf/env_step_ms`` and ``Perf/env_reset_ms``, means over the ticks, and
+            ``Perf/env_wait_share``, of the time it waited for actions; empty without a tick.
+        """
+        now, before = self.counters(), self._counted
+        ticks, step, reset, wait = (
+            now[word] - before[word]
+            for word in (Word.TICKS, Word.STEP_NS, Word.RESET_NS, Word.WAIT_NS)
+        )
+        if not ticks:
+            return {}
+        self._counted = now
+        return {
+            "Perf/env_step_ms": (step - reset) / ticks / 1e6,
+            "Perf/env_reset_ms": reset / ticks / 1e6,
+            "Perf/env_wait_share": wait / (wait + step),
+        }
+
+    def counters(self) -> dict[Word, int]:
+        """The process's own account of its time, in nanoseconds since it started."""
+        return {word: self.block.header[word] for word in Word}
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """End the process and free what it shares; a second call does nothing.
+
+        Args:
+            timeout_s: for it to close its environment; then it is killed.
+        """
+        if self._finalizer.detach() is not None:
+            _end(self._process, self._connection, self.block, timeout_s)
+
+    def _send(self, message: Any) -> None:
+        # An OSError: it is gone. What it had to say about that, if anything, is yet to be received.
+        with suppress(OSError):
+            self._connection.send_bytes(pickle.dumps(message))
+
+    def _next_message(self) -> tuple[str, list[Any]]:
+        self.require_open()
+        self._wait()
+        try:
+            kind, *answer = pickle.loads(self._connection.recv_bytes())
+        except (EOFError, ConnectionResetError):
+            raise self._death() from None
+        if kind == "error":
+            where = self._where()
+            self.close()
+            summary, trace = answer
+            raise CollectorError(
+                f"the collector process failed {where}: {summary}\n"
+                f"In the collector process:\n{trace.rstrip()}"
+            )
+        return kind, answer
+
+    def _wait(self) -> None:
+        began = time.monotonic()
+        # Waiting is a sleep in the kernel, which a message or the end of the process cuts short.
+        while not self._poll.poll(1000 * _LOOK_S):
+            if self.interruptor is not None and self.interruptor.collection_stopped():
+                raise Interrupted
+            if self._process.poll() is not None and not self._poll.poll(0):
+                raise self._death()
+            if self.block.header[Word.PHASE] != Phase.STEP:
+                began = time.monotonic()
+            elif time.monotonic() - began > self.step_timeout_s:
+                where = self._where()
+                self.close(0.0)
+                raise CollectorError(
+                    f"the collector process hung {where} for more than {self.step_timeout_s:g} s "
+                    "and was killed: look for an endless loop in the environment, or raise "
+                    "step_timeout_s"
+                )
+
+    def _death(self) -> CollectorError:
+        where = self._where()
+        self.close()
+        code = self._process.returncode
+        how = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+        return CollectorError(
+            f"the collector process died {where} ({how}). Signal SIGKILL is usually the system "
+            "running out of memory; what it printed before it died may tell more"
+        )
+
+    def _where(self) -> str:
+        header = self.block.header
+        return f"{PHASE_NAMES[Phase(header[Word.PHASE])]} (tick {header[Word.TICK]})"
+
+
+def _start(connection: Connection, block: SharedBlock) -> subprocess.Popen[bytes]:
+    fds = (connection.fileno(), block.fd)
+    command = [sys.executable, "-c", _BOOTSTRAP, json.dumps(sys.path), *map(str, fds)]
+    # The mask is inherited: a Ctrl-C must not kill the process before it can ignore it itself.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return subprocess.Popen(command, pass_fds=fds)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _end(
+    process: subprocess.Popen[bytes], connection: Connection, block: SharedBlock, timeout_s: float
+) -> None:
+    # The process reads the end of the connection and closes its environment.
+    connection.close()
+    try:
+        process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    block.close()

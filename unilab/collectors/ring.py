@@ -1,0 +1,242 @@
+"""Transitions of a batch of environments, in one block of memory that two processes map."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from tensordict import NestedKey, TensorDict, TensorDictBase, is_leaf_nontensor
+from torch import Tensor
+
+from unilab.errors import CollectorError, ConfigError
+
+__all__ = ["HEADER_BYTES", "Layout", "Ring", "SharedBlock", "pin"]
+
+HEADER_BYTES = 4096
+"""Start of the block that is not the ring: a page of counters."""
+_ALIGN = 64
+
+
+@dataclass(frozen=True)
+class _Entry:
+    key: NestedKey
+    shape: torch.Size
+    dtype: torch.dtype
+    offset: int
+    """Bytes from the start of the slot."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the entries of a transition lie in a slot: root, then action, then ``next``."""
+
+    batch_size: torch.Size
+    entries: tuple[_Entry, ...]
+    root_keys: tuple[NestedKey, ...]
+    action_keys: tuple[NestedKey, ...]
+    next_keys: tuple[NestedKey, ...]
+    root_bytes: int
+    """End of the root entries."""
+    next_offset: int
+    """Start of the ``next`` entries, which end with the slot."""
+    slot_bytes: int
+
+    @classmethod
+    def of(cls, transition: TensorDictBase, action_keys: list[NestedKey]) -> Layout:
+        """The layout of slots that hold such a transition.
+
+        Args:
+            transition: ``[*batch]`` with every entry that an environment reads and writes.
+            action_keys: the entries that the learner writes.
+
+        Raises:
+            ConfigError: an entry is no tensor.
+        """
+        keys = list(transition.keys(True, True, is_leaf=is_leaf_nontensor))
+        actions = tuple(key for key in keys if key in action_keys)
+        after = tuple(key for key in keys if isinstance(key, tuple) and key[0] == "next")
+        root = tuple(key for key in keys if key not in actions and key not in after)
+        entries: list[_Entry] = []
+        ends = []
+        end = 0
+        for group in (root, actions, after):
+            for key in group:
+                value = transition.get(key)
+                if not isinstance(value, Tensor):
+                    raise ConfigError(
+                        f"entry {key!r} of the environment is a {type(value).__name__}: only "
+                        "tensors can be shared between processes; exclude it with a transform"
+                    )
+                entries.append(_Entry(key, value.shape, value.dtype, end))
+                end += -(-value.nbytes // _ALIGN) * _ALIGN
+            ends.append(end)
+        return cls(transition.batch_size, tuple(entries), root, actions, after, *ends)
+
+
+class Ring:
+    """``num_slots`` transitions of one layout, as TensorDict views of a block of bytes.
+
+    The slot of tick ``t`` is ``t % num_slots``. The end of a slot (``next`` of tick ``t``) and the
+    beginning of the following one (root of tick ``t + 1``) are neighbours, so what a tick
+    publishes is one range of bytes, two where the ring wraps.
+
+    Args:
+        memory: at least ``num_slots * layout.slot_bytes`` uint8.
+        layout: of a slot.
+        num_slots: transitions held.
+
+    Attributes:
+        slots: one TensorDict ``[*batch]`` a slot.
+    """
+
+    def __init__(self, memory: Tensor, layout: Layout, num_slots: int) -> None:
+        self.memory = memory
+        self.layout = layout
+        self.num_slots = num_slots
+        self._typed = {
+            dtype: memory.view(dtype) for dtype in {entry.dtype for entry in layout.entries}
+        }
+        self.slots = [self._view(slot, None) for slot in range(num_slots)]
+
+    def slot(self, tick: int) -> TensorDict:
+        """The transition of a tick, in place."""
+        return self.slots[tick % self.num_slots]
+
+    def batch(self, tick: int, length: int) -> TensorDict:
+        """``length`` transitions from ``tick`` on as ``[*batch, length]``, in place.
+
+        They must not cross the ring's end: ``tick % num_slots + length <= num_slots``.
+        """
+        return self._view(tick % self.num_slots, length)
+
+    def write(
+        self,
+        tick: int,
+        source: TensorDictBase,
+        keys: tuple[NestedKey, ...],
+        giver: str = "the environment",
+    ) -> None:
+        """Copy entries into the slot of a tick.
+
+        Raises:
+            CollectorError: an entry is missing, or has another shape or dtype than before.
+        """
+        slot = self.slot(tick)
+        for key in keys:
+            value, place = source.get(key, None), slot.get(key)
+            if value is None:
+                raise CollectorError(f"{giver} gave no {key!r}, which the specs announce")
+            if value.shape != place.shape or value.dtype != place.dtype:
+                raise CollectorError(
+                    f"{giver} gave {key!r} of shape {list(value.shape)} and dtype {value.dtype}; "
+                    f"the specs announce {list(place.shape)} and {place.dtype}, for the whole run"
+                )
+            place.copy_(value)
+
+    def flush(self) -> None:
+        """Wait until what was written is there for the other process to read."""
+        if self.memory.is_cuda:
+            torch.cuda.current_stream(self.memory.device).synchronize()
+
+    def copy_published(self, tick: int, source: Ring) -> None:
+        """Take over ``next`` of ``tick`` and the root of ``tick + 1`` from another ring.
+
+        Args:
+            tick: -1 for the root of tick 0 alone.
+            source: a ring of the same layout, maybe on another device; copied without waiting.
+        """
+        layout = self.layout
+        end = tick % self.num_slots * layout.slot_bytes + layout.slot_bytes
+        begin = end - layout.slot_bytes + layout.next_offset if tick >= 0 else end
+        if (tick + 1) % self.num_slots:
+            ranges = [(begin, end + layout.root_bytes)]
+        else:
+            ranges = [(begin, end), (0, layout.root_bytes)]
+        for a, b in ranges:
+            self.memory[a:b].copy_(source.memory[a:b], non_blocking=True)
+
+    def _view(self, slot: int, length: int | None) -> TensorDict:
+        batch = self.layout.batch_size
+        time = () if length is None else (length,)
+        names = None if length is None else [*[None] * len(batch), "time"]
+        view = TensorDict({}, [*batch, *time], device=self.memory.device, names=names)
+        for entry in self.layout.entries:
+            memory, size = self._typed[entry.dtype], entry.dtype.itemsize
+            strides = [prod(entry.shape[i + 1 :]) for i in range(len(entry.shape))]
+            if length is not None:
+                strides.insert(len(batch), self.layout.slot_bytes // size)
+            start = (slot * self.layout.slot_bytes + entry.offset) // size
+            shape = [*batch, *time, *entry.shape[len(batch) :]]
+            view.set(entry.key, memory.as_strided(shape, strides, memory.storage_offset() + start))
+        return view
+
+
+class SharedBlock:
+    """Memory without a name that a process shares with those that inherit its descriptor.
+
+    It is in no directory, ``/dev/shm`` included, and goes when the last process that has it ends,
+    however it ends.
+
+    Args:
+        fd: an inherited descriptor; None makes a block that holds the header only.
+
+    Attributes:
+        fd: the descriptor; closed by :meth:`close`.
+        header: int64 counters, written without a lock; each has one writer.
+    """
+
+    def __init__(self, fd: int | None = None) -> None:
+        self.fd = _anonymous_file() if fd is None else fd
+        if fd is None:
+            os.ftruncate(self.fd, HEADER_BYTES)
+        self._page = mmap.mmap(self.fd, HEADER_BYTES)
+        self.header = memoryview(self._page).cast("q")
+
+    def grow(self, nbytes: int) -> None:
+        """Make room for a ring.
+
+        Raises:
+            CollectorError: there is not that much memory.
+        """
+        try:
+            # The pages themselves, now: a page that is missing later is a SIGBUS.
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(self.fd, 0, HEADER_BYTES + nbytes)
+            else:
+                os.ftruncate(self.fd, HEADER_BYTES + nbytes)
+        except OSError as error:
+            raise CollectorError(
+                f"the ring between collector and learner needs {nbytes / 2**20:.1f} MiB of shared "
+                f"memory, which could not be had ({error}): use fewer environments or a smaller "
+                "frames_per_batch, or give the process more memory"
+            ) from error
+
+    def map(self, nbytes: int) -> Tensor:
+        """The ring's bytes as ``[nbytes]`` uint8; unmapped when the last view of them goes."""
+        whole = mmap.mmap(self.fd, HEADER_BYTES + nbytes)
+        return torch.frombuffer(whole, dtype=torch.uint8, count=nbytes, offset=HEADER_BYTES)
+
+    def close(self) -> None:
+        """Let go of the block; a second call does nothing."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def pin(memory: Tensor) -> None:
+    """Lock host memory in place, so that copies to a CUDA device need not wait."""
+    if torch.cuda.is_available():
+        torch.cuda.check_error(
+            torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
+        )
+
+
+def _anonymous_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("unilab-ring", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())

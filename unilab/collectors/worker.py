@@ -1,0 +1,250 @@
+"""What runs in the collector process: an environment that steps when the learner says so."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import IntEnum
+from multiprocessing.connection import Connection
+from typing import Any
+
+import cloudpickle
+import torch
+from tensordict import NestedKey, TensorDictBase
+from torchrl.data import Composite
+from torchrl.envs import EnvBase, InitTracker, TransformedEnv
+
+from unilab.collectors.ring import Layout, Ring, SharedBlock
+from unilab.errors import CollectorError
+
+__all__ = ["Description", "Phase", "Word", "main"]
+
+_WATCH_S = 0.5
+
+
+class Phase(IntEnum):
+    """What the collector process is doing."""
+
+    START = 0
+    BUILD = 1
+    WAIT = 2
+    RESET = 3
+    STEP = 4
+    CALL = 5
+
+
+PHASE_NAMES = {
+    Phase.START: "while it started",
+    Phase.BUILD: "while it made the environment",
+    Phase.WAIT: "while it waited for the learner",
+    Phase.RESET: "in a reset",
+    Phase.STEP: "in a step",
+    Phase.CALL: "in a call from the learner",
+}
+
+
+class Word(IntEnum):
+    """Words of the block's header; the collector process writes them."""
+
+    PHASE = 0
+    TICK = 1
+    """The tick at hand, or the last one."""
+    TICKS = 2
+    """Ticks done."""
+    STEP_NS = 3
+    """Time in steps, resets between them included."""
+    RESET_NS = 4
+    WAIT_NS = 5
+
+
+@dataclass(frozen=True)
+class Description:
+    """What the learner must know of the environment."""
+
+    layout: Layout
+    action_spec: Composite
+    done_keys: tuple[NestedKey, ...]
+    device: torch.device | None
+    has_metrics: bool
+    training_state: dict[str, Any]
+    """As it was made; empty if it has none."""
+
+
+def main(connection_fd: int, block_fd: int) -> None:
+    """The process, until the learner closes the connection or is gone."""
+    # Ctrl-C reaches the whole foreground group; what it means is the learner's to decide.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    faulthandler.enable()
+    threading.Thread(target=_exit_with_parent, args=(os.getppid(),), daemon=True).start()
+    worker = _Worker(Connection(connection_fd), SharedBlock(block_fd))
+    code = 0
+    try:
+        worker.serve()
+    except _LearnerGone:
+        worker.close()
+    except BaseException as error:
+        worker.report(error)
+        code = 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    # Taking an interpreter with torch apart takes a second or more, and nothing waits in it.
+    os._exit(code)
+
+
+def _exit_with_parent(parent: int) -> None:
+    """End this process, whatever it is doing, soon after its parent ended."""
+    while os.getppid() == parent:
+        time.sleep(_WATCH_S)
+    os._exit(1)
+
+
+class _LearnerGone(Exception):
+    """The learner closed the connection, or ended."""
+
+
+class _Worker:
+    def __init__(self, connection: Connection, block: SharedBlock) -> None:
+        self._connection = connection
+        self._block = block
+        self._header = block.header
+        self._env: EnvBase | None = None
+
+    def serve(self) -> None:
+        """Make the environment, then answer the learner until it closes the connection."""
+        setting = self._receive()
+        self._header[Word.PHASE] = Phase.BUILD
+        torch.set_num_threads(setting["num_threads"])
+        torch.manual_seed(setting["seed"])
+        torch.set_grad_enabled(False)
+        self._env = env = _marking_resets(cloudpickle.loads(setting["make_env"])())
+        env.reset = self._timed_reset(env.reset)
+        self._layout = Layout.of(env.fake_tensordict(), env.action_keys)
+        self._export = env.export_training_state if _has(env, "export_training_state") else dict
+        self._send("ready", self._describe(env))
+        answers: dict[str, Callable[..., tuple[Any, ...]]] = {
+            "map": self._map,
+            "begin": self._begin,
+            "step": self._step,
+            "call": self._call,
+        }
+        while True:
+            self._header[Word.PHASE] = Phase.WAIT
+            began = time.perf_counter_ns()
+            kind, *args = self._receive()
+            self._header[Word.WAIT_NS] += time.perf_counter_ns() - began
+            self._send(*answers[kind](*args))
+
+    def close(self) -> None:
+        if self._env is not None:
+            self._env.close(raise_if_closed=False)
+
+    def report(self, error: BaseException) -> None:
+        """Hand the error and its traceback to the learner."""
+        try:
+            self._send("error", f"{type(error).__name__}: {error}", traceback.format_exc())
+        except _LearnerGone:
+            traceback.print_exc()
+
+    def _receive(self) -> Any:
+        try:
+            return pickle.loads(self._connection.recv_bytes())
+        except (EOFError, ConnectionError):
+            raise _LearnerGone from None
+
+    def _send(self, *message: Any) -> None:
+        try:
+            self._connection.send_bytes(pickle.dumps(message))
+        except ConnectionError:
+            raise _LearnerGone from None
+
+    def _describe(self, env: EnvBase) -> Description:
+        return Description(
+            layout=self._layout,
+            action_spec=env.full_action_spec,
+            done_keys=tuple(env.done_keys),
+            device=env.device,
+            has_metrics=_has(env, "drain_metrics"),
+            training_state=self._export(),
+        )
+
+    def _map(self, nbytes: int, cuda_handle: bytes | None) -> tuple[str]:
+        """See the memory that the learner made for the ring."""
+        self._memory = self._block.map(nbytes) if cuda_handle is None else pickle.loads(cuda_handle)
+        return ("mapped",)
+
+    def _begin(self, num_slots: int) -> tuple[str]:
+        """Begin the first episodes and publish their first observations."""
+        assert self._env is not None
+        self._ring = Ring(self._memory, self._layout, num_slots)
+        self._carrier = self._env.reset()
+        self._header[Word.RESET_NS] = 0  # that one belongs to no tick
+        self._ring.write(0, self._carrier, self._layout.root_keys)
+        self._ring.flush()
+        return ("began",)
+
+    def _step(self, tick: int) -> tuple[str, int, Any]:
+        assert self._env is not None
+        ring, layout = self._ring, self._layout
+        self._header[Word.TICK] = tick
+        with self._phase(Phase.STEP, Word.STEP_NS):
+            slot = ring.slot(tick)
+            for key in layout.action_keys:
+                self._carrier.set(key, slot.get(key))
+            stepped, self._carrier = self._env.step_and_maybe_reset(self._carrier)
+            ring.write(tick, stepped, layout.next_keys)
+            ring.write(tick + 1, self._carrier, layout.root_keys)
+            ring.flush()
+        self._header[Word.TICKS] += 1
+        return "stepped", tick, self._export()
+
+    def _call(
+        self, number: int, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[str, int, Any]:
+        self._header[Word.PHASE] = Phase.CALL
+        return "result", number, getattr(self._env, method)(*args, **kwargs)
+
+    @contextmanager
+    def _phase(self, phase: Phase, time_word: Word) -> Iterator[None]:
+        outside = self._header[Word.PHASE]
+        self._header[Word.PHASE] = phase
+        began = time.perf_counter_ns()
+        yield
+        self._header[time_word] += time.perf_counter_ns() - began
+        self._header[Word.PHASE] = outside
+
+    def _timed_reset(self, reset: Callable[..., TensorDictBase]) -> Callable[..., TensorDictBase]:
+        def timed(*args: Any, **kwargs: Any) -> TensorDictBase:
+            with self._phase(Phase.RESET, Word.RESET_NS):
+                return reset(*args, **kwargs)
+
+        return timed
+
+
+def _marking_resets(env: Any) -> EnvBase:
+    """The environment with ``is_init`` where it has none: exploration restarts at resets."""
+    if not isinstance(env, EnvBase):
+        raise CollectorError(
+            f"make_env returned a {type(env).__name__}: it must return a torchrl EnvBase"
+        )
+    keys = env.observation_spec.keys(include_nested=True, leaves_only=True)
+    if any((key if isinstance(key, str) else key[-1]) == "is_init" for key in keys):
+        return env
+    return TransformedEnv(env, InitTracker())
+
+
+def _has(env: EnvBase, method: str) -> bool:
+    """Whether the innermost environment's class has a method; batches of envs claim any."""
+    while isinstance(env, TransformedEnv):
+        env = env.base_env
+    return hasattr(type(env), method)

@@ -90,8 +90,9 @@ class HostBridgeTransferPlan:
     Every read phase gathers its columns into one ``[num_envs, width]`` float32 packet; an
     accelerator gets it in one copy. The plan counts what crosses to the device.
 
-    Blocks of one view that touch or overlap share packet columns, so that a read copies each run
-    of columns once, whatever the number of blocks.
+    Blocks of one view that touch or overlap share packet columns, and runs that lie side by side in
+    memory are copied as one, so that a read copies each stretch of columns once, whatever the
+    number of blocks.
 
     Args:
         views: the physics views by source name, each ``[num_envs, k]``.
@@ -114,7 +115,7 @@ class HostBridgeTransferPlan:
             slice(at, at + stop - start)
             for at, (_, start, stop) in zip(placed, blocks, strict=True)
         ]
-        self._views = [views[name][:, start:stop] for name, start, stop in runs]
+        self._views = _joined([views[name][:, start:stop] for name, start, stop in runs])
         widths = [view.shape[1] for view in self._views]
         rows = self._views[0].shape[0] if self._views else 0
         self._on_host = device.type == "cpu"
@@ -139,12 +140,11 @@ class HostBridgeTransferPlan:
         Args:
             rows: ``[n]`` int64 environment indices on the CPU.
         """
-        selected = torch.cat([view[rows] for view in self._views], dim=1).float()
-        if self._on_host:
-            self.packet[rows] = selected
-        else:
-            self.packet[rows.to(self.packet.device)] = selected.to(self.packet.device)
+        selected = torch.cat([view.index_select(0, rows) for view in self._views], dim=1).float()
+        if not self._on_host:
             self._count(selected)
+            rows, selected = rows.to(self.packet.device), selected.to(self.packet.device)
+        self.packet.index_copy_(0, rows, selected)
         return self.packet
 
     def _count(self, sent: Tensor) -> None:
@@ -168,6 +168,25 @@ def _merge(blocks: Sequence[tuple[str, int, int]]) -> tuple[list[tuple[str, int,
         placed[i] = width + start - runs[-1][1]
         width += runs[-1][2] - runs[-1][1]
     return runs, placed
+
+
+def _joined(views: list[Tensor]) -> list[Tensor]:
+    """The views with those made one that lie side by side in the same rows of memory."""
+    joined: list[Tensor] = []
+    for view in views:
+        if joined:
+            left = joined[-1]
+            if (
+                left.untyped_storage().data_ptr() == view.untyped_storage().data_ptr()
+                and left.dtype == view.dtype
+                and left.stride() == view.stride() == (left.stride(0), 1)
+                and left.storage_offset() + left.shape[1] == view.storage_offset()
+            ):
+                shape = (left.shape[0], left.shape[1] + view.shape[1])
+                joined[-1] = left.as_strided(shape, left.stride())
+                continue
+        joined.append(view)
+    return joined
 
 
 class SimBackend(ABC):

@@ -75,8 +75,7 @@ class MujocoBackend(SimBackend):
         if mujoco.get_mju_user_warning() is None:
             mujoco.set_mju_user_warning(_logger.warning)
         self._batch = Batch(self.mj_model, num_envs, num_threads)
-        # What a reset writes to a row. Copying it spares waking the threads for a handful of rows.
-        self._fresh: np.ndarray | None = self._batch.state[0].copy()
+        self._rows = torch.from_numpy(self._batch.state)  # all state fields are its columns
         self.num_envs = num_envs
         self.timestep = float(self.mj_model.opt.timestep)
         self.joints = _joints(self.mj_model)
@@ -84,6 +83,11 @@ class MujocoBackend(SimBackend):
         self.bodies = tuple(self.mj_model.body(i).name for i in range(self.mj_model.nbody))
         self.default_qpos, self.default_ctrl = _home(self.mj_model, keyframe)
         self._views = {name: self._view(name) for name in _STATE_FIELDS}
+        self._qpos, self._qvel = (self._views[name].numpy() for name in ("qpos", "qvel"))
+        self._ctrl = self._views["ctrl"]
+        self._ctrl[0] = self.default_ctrl
+        # What a reset writes to a row. Copying it spares waking the threads for a handful of rows.
+        self._fresh: np.ndarray | None = self._batch.state[0].copy()
         self._sensors = {
             s.name: slice(int(s.adr[0]), int(s.adr[0] + s.dim[0]))
             for s in map(self.mj_model.sensor, range(self.mj_model.nsensor))
@@ -91,7 +95,6 @@ class MujocoBackend(SimBackend):
         # mj_step leaves sensors one substep behind the state. They are brought up to date only
         # once somebody holds a view of them: that costs kinematics once more a control step.
         self._stage = _NONE
-        self._ctrl = self._views["ctrl"]
         home = self.default_qpos.expand(num_envs, -1)
         self.set_state_tensor(torch.arange(num_envs), home, torch.zeros(num_envs, self.mj_model.nv))
 
@@ -146,14 +149,13 @@ class MujocoBackend(SimBackend):
     ) -> None:
         ids, qpos, qvel = self._checked_rows(rows, qpos, qvel)
         try:
-            if reset:
-                if self._fresh is None:
-                    self._batch.reset(ids, stage=_NONE)
-                else:
-                    self._batch.state[ids] = self._fresh
-                self._batch.bind("ctrl")[ids] = self.default_ctrl.numpy()
-            self._batch.bind("qpos")[ids] = qpos.numpy()
-            self._batch.bind("qvel")[ids] = qvel.numpy()
+            if reset and self._fresh is not None:
+                self._batch.state[ids] = self._fresh
+            elif reset:
+                self._batch.reset(ids, stage=_NONE)
+                self._ctrl.numpy()[ids] = self.default_ctrl.numpy()
+            self._qpos[ids] = qpos.numpy()
+            self._qvel[ids] = qvel.numpy()
             # The full forward pass seeds accelerations and contact forces, once per written row.
             self._batch.forward(ids)
         except SimulationError as error:
@@ -178,15 +180,18 @@ class MujocoBackend(SimBackend):
     def close(self) -> None:
         self._views.clear()
         self._sensors.clear()
-        self.__dict__.pop("_ctrl", None)
-        self.__dict__.pop("_batch", None)
+        for name in ("_rows", "_qpos", "_qvel", "_ctrl", "_batch"):
+            self.__dict__.pop(name, None)
 
     def _view(self, name: str) -> Tensor:
-        array = self._batch.bind(name)
+        array = self._batch.bind(name).reshape(self.num_envs, -1)
+        if np.may_share_memory(array, self._batch.state):
+            column = (array.ctypes.data - self._batch.state.ctypes.data) // array.itemsize
+            return self._rows[:, column : column + array.shape[1]]
         with warnings.catch_warnings():
             # Outputs are read-only arrays; torch has no such notion and says so.
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-            return torch.from_numpy(array.reshape(self.num_envs, -1))
+            return torch.from_numpy(array)
 
     def _checked_rows(
         self, rows: Tensor, qpos: Tensor, qvel: Tensor

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from unilab.backends import MujocoBackend, SimBackend
+from unilab.envs.episodes import EpisodeSums
 from unilab.envs.managers import (
     ActionManager,
     ActionTermCfg,
@@ -102,15 +103,18 @@ class ManagerBasedRlEnv(TorchEnv):
         self.event_manager = EventManager(cfg.events, self)
         self.event_manager.startup()
         self.scene.compile_tensor_reads()
-        self.observation_manager.prepare()
-        self.reward_manager.prepare()
-        self.termination_manager.prepare()
-        self.event_manager.prepare()
-        self._ended = 0
-        self._ended_rewards = torch.zeros(len(self.reward_manager.term_names), device=self.device)
-        self._ended_causes = torch.zeros(
-            len(self.termination_manager.term_names), dtype=torch.int64, device=self.device
+        self._episodes = EpisodeSums(
+            {
+                "Episode_Reward": self.reward_manager.term_names,
+                "Episode_Termination": self.termination_manager.term_names,
+            },
+            num_envs,
+            self.device,
         )
+        self.observation_manager.prepare()
+        self.reward_manager.prepare(self._episodes["Episode_Reward"])
+        self.termination_manager.prepare(self._episodes["Episode_Termination"])
+        self.event_manager.prepare()
         self._make_specs(self.action_manager.action_dim)
 
     @property
@@ -125,22 +129,10 @@ class ManagerBasedRlEnv(TorchEnv):
             ``episode_length_s`` (an episode that ends early counts what it missed as 0);
             ``Episode_Termination/<term>``: share of the episodes that the term ended.
         """
-        if not self._ended:
-            return {}
-        rewards = (self._ended_rewards / (self._ended * self.cfg.episode_length_s)).tolist()
-        causes = (self._ended_causes / self._ended).tolist()
-        self._ended = 0
-        self._ended_rewards.zero_()
-        self._ended_causes.zero_()
+        per_second = 1.0 / self.cfg.episode_length_s
         return {
-            **{
-                f"Episode_Reward/{name}": value
-                for name, value in zip(self.reward_manager.term_names, rewards, strict=True)
-            },
-            **{
-                f"Episode_Termination/{name}": value
-                for name, value in zip(self.termination_manager.term_names, causes, strict=True)
-            },
+            tag: value * per_second if tag.startswith("Episode_Reward/") else value
+            for tag, value in self._episodes.drain().items()
         }
 
     def _physics(self, action: Tensor) -> None:
@@ -150,6 +142,7 @@ class ManagerBasedRlEnv(TorchEnv):
         self.scene.check_finite()
 
     def _evaluate(self) -> tuple[Tensor, Tensor, Tensor]:
+        self._episodes.step()
         terminated, truncated = self.termination_manager.compute()
         reward = self.reward_manager.compute()
         written = self.event_manager.interval()
@@ -158,8 +151,8 @@ class ManagerBasedRlEnv(TorchEnv):
         self.command_manager.compute()
         return reward, terminated, truncated
 
-    def _observe(self) -> dict[str, Tensor]:
-        return self.observation_manager.compute()
+    def _observe(self, rows: Tensor | None = None) -> dict[str, Tensor]:
+        return self.observation_manager.compute(rows)
 
     def _stage_reset(self, rows: Tensor) -> None:
         self.scene.stage_reset(rows)
@@ -171,21 +164,11 @@ class ManagerBasedRlEnv(TorchEnv):
 
     def _commit_reset(self, rows: Tensor) -> None:
         self.scene.commit_staged()
-        self._record_ended(rows)
+        self._episodes.reset(rows)
         self.action_manager.reset(rows)
-        self.reward_manager.reset(rows)
         self.command_manager.reset(rows)
         self.event_manager.reset(rows)
         self.scene.read_rows(rows)
-
-    def _record_ended(self, rows: Tensor) -> None:
-        """Add the rows' finished episodes to the running means; a fresh row has none."""
-        rows = rows[self.episode_length[rows] > 0]
-        if not rows.shape[0]:
-            return
-        self._ended += rows.shape[0]
-        self._ended_rewards += self.reward_manager.episode_sums[:, rows].sum(1)
-        self._ended_causes += self.termination_manager.term_dones[:, rows].sum(1)
 
     def close(self, *, raise_if_closed: bool = True) -> None:
         """Free the physics; a second call does nothing."""

@@ -115,8 +115,8 @@ class ActionManager:
 
     def reset(self, rows: Tensor) -> None:
         """Forget the actions of some environments."""
-        self.action[rows] = 0.0
-        self.prev_action[rows] = 0.0
+        self.action.index_fill_(0, rows, 0.0)
+        self.prev_action.index_fill_(0, rows, 0.0)
 
     def __str__(self) -> str:
         lines = [f"actions [{self.action_dim}]"]

@@ -57,8 +57,8 @@ class ObservationGroupCfg:
 
 @dataclass(frozen=True)
 class _Group:
-    picks: list[int]
-    """The group's columns, as indices of the manager's terms."""
+    columns: slice | Tensor
+    """Where the group's columns are among those of all terms."""
     widths: dict[str, int]
     scale: Tensor
     noise: tuple[Tensor, Tensor] | None
@@ -69,8 +69,9 @@ class _Group:
 class ObservationManager:
     """Computes each group as one ``[num_envs, width]`` tensor.
 
-    Noise, clip and scale act on whole groups: a few operations however many terms there are. A
-    term that both groups hold (the same ``ObservationTermCfg``) is computed once.
+    All terms are gathered once; noise, clip and scale act on whole groups: a few operations however
+    many terms there are. A term that both groups hold (the same ``ObservationTermCfg``) is computed
+    once.
 
     Args:
         cfg: the groups; ``obs`` is required, ``critic`` optional, nothing else exists.
@@ -126,12 +127,21 @@ class ObservationManager:
             noisy = cfg.enable_corruption and bool((middle.abs() + half).any())
             clipped = bool((lower.isfinite() | upper.isfinite()).any())
             self._groups[group] = _Group(
-                picks=self._picks[group],
+                columns=self._gathered(self._picks[group], values),
                 widths=widths,
                 scale=scale,
                 noise=(middle, half) if noisy else None,
                 clip=(lower, upper) if clipped else None,
             )
+
+    def _gathered(self, picks: list[int], values: list[Tensor]) -> slice | Tensor:
+        """Columns of some terms among those of all terms; a slice if they are neighbours."""
+        widths = torch.tensor([value.shape[1] for value in values])
+        starts = widths.cumsum(0) - widths
+        at = torch.cat([torch.arange(starts[i], starts[i] + widths[i]) for i in picks])
+        if torch.equal(at, at[0] + torch.arange(len(at))):
+            return slice(int(at[0]), int(at[-1]) + 1)
+        return at.to(self._env.device)
 
     @property
     def groups_spec(self) -> dict[str, int]:
@@ -143,32 +153,42 @@ class ObservationManager:
         """Terms of each group in order, with their widths."""
         return {name: dict(group.widths) for name, group in self._groups.items()}
 
-    def compute(self) -> dict[str, Tensor]:
-        """New ``[num_envs, width]`` tensors for every group.
+    def compute(self, rows: Tensor | None = None) -> dict[str, Tensor]:
+        """New tensors for every group.
+
+        Args:
+            rows: ``[n]`` int64, which environments; None observes all.
+
+        Returns:
+            ``[n, width]`` by group; noise is drawn for these rows only.
 
         Raises:
             NonFiniteError: names the terms and rows.
         """
-        values = [term(self._env) for term in self._terms]
+        gathered = torch.cat([term(self._env) for term in self._terms], dim=1)
+        if rows is not None:
+            gathered = gathered.index_select(0, rows)
         out = {}
         for name, group in self._groups.items():
-            value = torch.cat([values[i] for i in group.picks], dim=1)
+            value = gathered[:, group.columns]
             if group.noise is not None:
                 middle, half = group.noise
                 noise = torch.empty_like(value).uniform_(-1.0, 1.0, generator=self._env.generator)
-                value.addcmul_(noise, half).add_(middle)
+                value = torch.addcmul(value, noise, half).add_(middle)
             if group.clip is not None:
-                value.clamp_(*group.clip)
-            value.mul_(group.scale)
+                value = value.clamp(*group.clip)
+            value = value * group.scale
             if not is_finite(value):
-                raise self._not_finite(name, value)
+                raise self._not_finite(name, value, rows)
             out[name] = value
         return out
 
-    def _not_finite(self, name: str, value: Tensor) -> NonFiniteError:
+    def _not_finite(self, name: str, value: Tensor, rows: Tensor | None) -> NonFiniteError:
         widths = self._groups[name].widths
         blocks = value.split(list(widths.values()), dim=1)
-        bad = {term: rows for term, b in zip(widths, blocks, strict=True) if (rows := bad_rows(b))}
+        bad = {term: found for term, b in zip(widths, blocks, strict=True) if (found := bad_rows(b))}
+        if rows is not None:
+            bad = {term: rows[found].tolist() for term, found in bad.items()}
         return NonFiniteError(f"observation {name!r} is not finite (term: first rows): {bad}")
 
     def __str__(self) -> str:

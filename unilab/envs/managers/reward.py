@@ -48,8 +48,14 @@ class RewardManager:
         self.episode_sums = torch.zeros(len(active), env.num_envs, device=env.device)
         """``[num_terms, num_envs]``, weighted sums since the episode began."""
 
-    def prepare(self) -> None:
-        """Evaluate each term once and check its shape; call after the first read."""
+    def prepare(self, episode_sums: Tensor) -> None:
+        """Evaluate each term once and check its shape; call after the first read.
+
+        Args:
+            episode_sums: ``[num_terms, num_envs]``, where to add the terms up; emptied by its
+                owner when an episode begins.
+        """
+        self.episode_sums = episode_sums
         for term in self._terms:
             rows = (self._env.num_envs,)
             value = check_shape("reward", term.name, term(self._env), rows, "float32 [num_envs]")
@@ -78,10 +84,6 @@ class RewardManager:
             raise NonFiniteError(f"reward terms are not finite (term: first rows): {bad}")
         self.episode_sums += values
         return reward
-
-    def reset(self, rows: Tensor) -> None:
-        """Begin new episode sums for some environments."""
-        self.episode_sums[:, rows] = 0.0
 
     def __str__(self) -> str:
         weights = (self._weights.flatten() / self._env.step_dt).tolist()

@@ -59,4 +59,5 @@ class UniformVelocityCommand(CommandTerm):
     def resample(self, rows: Tensor) -> None:
         draw = torch.rand(rows.shape[0], 4, generator=self._env.generator, device=self._env.device)
         moving = draw[:, 3:] >= self._standing
-        self._command[rows] = (self._low + self._span * draw[:, :3]) * moving
+        drawn = (self._low + self._span * draw[:, :3]).mul_(moving)
+        self._command.index_copy_(0, rows, drawn)

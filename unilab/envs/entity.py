@@ -38,6 +38,10 @@ class SceneEntityCfg:
     joint_ids: Tensor | slice = field(default_factory=lambda: slice(None))
     """Columns of the entity's joint tensors; filled in by the scene."""
 
+    def joints_of(self, value: Tensor) -> Tensor:
+        """The columns of these joints in a ``[num_envs, num_joints]`` tensor of the entity."""
+        return value if isinstance(self.joint_ids, slice) else value[:, self.joint_ids]
+
 
 # What an entity publishes -> the fields it is computed from. Others are read as such.
 DERIVED_FIELDS = {

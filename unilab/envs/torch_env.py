@@ -243,7 +243,7 @@ class TorchEnv(EnvBase):
             return super()._step_and_maybe_reset(tensordict)
         self._assert_tensordict_shape(tensordict)
         after = self._step(tensordict)
-        tensordict.set("next", after)
+        tensordict._set_str("next", after, validated=True, inplace=False, non_blocking=False)
         root = {k: v for k, v in tensordict.items() if k not in ("next", "reward")}
         root.update((key, after.get(key)) for key in (*self._life.observation, *_FLAGS))
         done = root["done"]

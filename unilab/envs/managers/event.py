@@ -97,8 +97,9 @@ class EventManager:
 
     def stage_reset(self, rows: Tensor) -> None:
         """Run the reset events on the rows of the open transaction."""
-        for term in self._terms["reset"]:
-            term(self._env, rows)
+        with torch.inference_mode():
+            for term in self._terms["reset"]:
+                term(self._env, rows)
 
     def reset(self, rows: Tensor) -> None:
         """Draw new intervals for environments that begin an episode."""

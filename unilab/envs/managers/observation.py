@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from unilab.envs.finite import bad_rows, is_finite
-from unilab.envs.managers.term import Term, bind_term, check_shape
+from unilab.envs.managers.term import Term, bind_term, check_shape, evaluate
 from unilab.errors import ConfigError, NonFiniteError, did_you_mean
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class ObservationManager:
 
     def prepare(self) -> None:
         """Measure the terms once and freeze scales, clips and noise; call after the first read."""
-        values = [term(self._env) for term in self._terms]
+        values = evaluate(self._terms, self._env)
         for group, cfg in self._cfg.items():
             widths, columns = {}, []
             for (name, term), pick in zip(cfg.terms.items(), self._picks[group], strict=True):
@@ -165,7 +165,7 @@ class ObservationManager:
         Raises:
             NonFiniteError: names the terms and rows.
         """
-        gathered = torch.cat([term(self._env) for term in self._terms], dim=1)
+        gathered = torch.cat(evaluate(self._terms, self._env), dim=1)
         if rows is not None:
             gathered = gathered.index_select(0, rows)
         out = {}

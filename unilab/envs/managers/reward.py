@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from unilab.envs.finite import bad_rows, is_finite
-from unilab.envs.managers.term import bind_term, check_shape
+from unilab.envs.managers.term import bind_term, check_shape, evaluate
 from unilab.errors import ConfigError, NonFiniteError
 
 if TYPE_CHECKING:
@@ -56,9 +56,9 @@ class RewardManager:
                 owner when an episode begins.
         """
         self.episode_sums = episode_sums
-        for term in self._terms:
-            rows = (self._env.num_envs,)
-            value = check_shape("reward", term.name, term(self._env), rows, "float32 [num_envs]")
+        rows = (self._env.num_envs,)
+        for term, value in zip(self._terms, evaluate(self._terms, self._env), strict=True):
+            check_shape("reward", term.name, value, rows, "float32 [num_envs]")
             if value.ndim != 1 or value.dtype != torch.float32:
                 raise ConfigError(
                     f"reward term {term.name!r} returned {value.dtype} of shape "
@@ -73,7 +73,7 @@ class RewardManager:
         """
         if not self._terms:
             return torch.zeros(self._env.num_envs, device=self._env.device)
-        values = torch.stack([term(self._env) for term in self._terms]).mul_(self._weights)
+        values = torch.stack(evaluate(self._terms, self._env)).mul_(self._weights)
         reward = values.sum(0)
         if not is_finite(reward):
             bad = {

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from unilab.envs.entity import SceneEntityCfg
@@ -100,6 +101,18 @@ def bind_term(
         for sensor in (value,) if isinstance(value, str) else value:
             scene.declare_sensor(sensor)
     return Term(name, func, bound)
+
+
+def evaluate(terms: Sequence[Term], env: ManagerBasedRlEnv) -> list[Any]:
+    """Every term's value, in inference mode: half of what PyTorch does for a small operation is
+    bookkeeping for gradients that no environment has.
+
+    Returns:
+        Tensors that may be inference tensors; what a manager makes of them (a stack, a sum) may
+        not be and goes anywhere.
+    """
+    with torch.inference_mode():
+        return [term(env) for term in terms]
 
 
 def check_shape(kind: str, name: str, value: Any, shape: tuple[int, ...], what: str) -> Tensor:

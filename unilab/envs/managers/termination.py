@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from unilab.envs.managers.term import bind_term, check_shape
+from unilab.envs.managers.term import bind_term, check_shape, evaluate
 from unilab.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -62,8 +62,8 @@ class TerminationManager:
         """
         self._causes = causes
         shape = (self._env.num_envs,)
-        for term in self._terms:
-            value = check_shape("termination", term.name, term(self._env), shape, "bool [num_envs]")
+        for term, value in zip(self._terms, evaluate(self._terms, self._env), strict=True):
+            check_shape("termination", term.name, value, shape, "bool [num_envs]")
             if value.dtype != torch.bool or value.ndim != 1:
                 raise ConfigError(
                     f"termination term {term.name!r} returned {value.dtype} of shape "
@@ -73,7 +73,7 @@ class TerminationManager:
     def compute(self) -> tuple[Tensor, Tensor]:
         """``terminated`` and ``truncated`` of this step, ``[num_envs]`` bool each."""
         if self._terms:
-            self.term_dones = torch.stack([term(self._env) for term in self._terms])
+            self.term_dones = torch.stack(evaluate(self._terms, self._env))
             self._causes.copy_(self.term_dones)
         self.terminated, self.truncated = self._any(self._failures), self._any(self._time_outs)
         return self.terminated, self.truncated

@@ -67,21 +67,21 @@ def flat_orientation_l2(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = _ROB
 @reads("joint_torque")
 def joint_torques_l2(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = _ROBOT) -> Tensor:
     """Squared actuator torques during the last substep."""
-    torque = env.scene[asset_cfg.name].data.joint_torque[:, asset_cfg.joint_ids]
+    torque = asset_cfg.joints_of(env.scene[asset_cfg.name].data.joint_torque)
     return torque.square().sum(1)
 
 
 @reads("joint_vel")
 def joint_vel_l2(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = _ROBOT) -> Tensor:
     """Squared joint velocities."""
-    return env.scene[asset_cfg.name].data.joint_vel[:, asset_cfg.joint_ids].square().sum(1)
+    return asset_cfg.joints_of(env.scene[asset_cfg.name].data.joint_vel).square().sum(1)
 
 
 @reads("joint_pos")
 def joint_deviation_l2(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = _ROBOT) -> Tensor:
     """Squared distance of the joints from the home pose."""
     data = env.scene[asset_cfg.name].data
-    return (data.joint_pos - data.default_joint_pos)[:, asset_cfg.joint_ids].square().sum(1)
+    return asset_cfg.joints_of(data.joint_pos - data.default_joint_pos).square().sum(1)
 
 
 @reads("joint_pos")
@@ -92,7 +92,7 @@ def joint_pos_limits(
     data = env.scene[asset_cfg.name].data
     middle = data.joint_pos_limits.mean(1)
     half = 0.5 * soft_limit_factor * (data.joint_pos_limits[:, 1] - data.joint_pos_limits[:, 0])
-    excess = ((data.joint_pos - middle).abs() - half)[:, asset_cfg.joint_ids]
+    excess = asset_cfg.joints_of((data.joint_pos - middle).abs() - half)
     return excess.clamp_(min=0.0).sum(1)
 
 

@@ -43,5 +43,5 @@ def joint_pos_out_of_limit(
     env: ManagerBasedRlEnv, limit: float, asset_cfg: SceneEntityCfg = _ROBOT
 ) -> Tensor:
     """A joint is more than ``limit`` (rad or m) from zero."""
-    pos = env.scene[asset_cfg.name].data.joint_pos[:, asset_cfg.joint_ids]
+    pos = asset_cfg.joints_of(env.scene[asset_cfg.name].data.joint_pos)
     return (pos.abs() > limit).any(1)

@@ -14,30 +14,11 @@ from torchrl.data import Bounded, Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase
 
 from unilab.envs.finite import bad_rows, is_finite
+from unilab.envs.threads import PARALLEL_GRAIN, OneThread
 from unilab.errors import CapabilityError, ConfigError, EnvFaultedError, NonFiniteError
 
 TRAINING_STATE_VERSION = 1
 _FLAGS = ("done", "terminated", "truncated")
-PARALLEL_GRAIN = 32768
-"""Elements below which PyTorch runs elementwise operations on one CPU thread (at::GRAIN_SIZE)."""
-
-
-class _OneThread(AbstractContextManager[None]):
-    """PyTorch on one CPU thread.
-
-    MKL's vector functions (exp, sin, ...) start threads for far smaller tensors than PyTorch does.
-    On cores that physics, a learner or a neighbour also uses, waiting for such a thread costs
-    up to a scheduler's time slice, thousands of times the work.
-    """
-
-    _outside = 1
-
-    def __enter__(self) -> None:
-        self._outside = torch.get_num_threads()
-        torch.set_num_threads(1)
-
-    def __exit__(self, *exc: object) -> None:
-        torch.set_num_threads(self._outside)
 
 
 @dataclass
@@ -135,7 +116,7 @@ class TorchEnv(EnvBase):
         n, device = self.num_envs, self.device
         self._action_shape = torch.Size((n, action_dim))
         small = device.type == "cpu" and n * max(action_dim, *groups.values()) < PARALLEL_GRAIN
-        self._threads: AbstractContextManager[None] = _OneThread() if small else nullcontext()
+        self._threads: AbstractContextManager[None] = OneThread() if small else nullcontext()
         self.observation_spec = Composite(
             {k: Unbounded((n, width), device=device) for k, width in groups.items()},
             shape=(n,),
@@ -175,7 +156,6 @@ class TorchEnv(EnvBase):
             device=self.device,
         )
 
-    @torch.no_grad()
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
         self._check_usable()
         mask = None if tensordict is None else tensordict.get("_reset", None)
@@ -185,6 +165,7 @@ class TorchEnv(EnvBase):
             device=self.device,
         )
 
+    @torch.no_grad()
     def _begin_episodes(self, rows: Tensor) -> dict[str, Tensor]:
         """Reset some rows as one transaction.
 

@@ -29,7 +29,7 @@ class Countdown:
     def __init__(self, span: tuple[float, float], env: ManagerBasedRlEnv) -> None:
         self._span = span
         self._env = env
-        self._due = torch.zeros(env.num_envs, dtype=torch.float64, device=env.device)
+        self._due = torch.full((env.num_envs,), math.inf, dtype=torch.float64, device=env.device)
         self._now = 0
         self._earliest = math.inf
 

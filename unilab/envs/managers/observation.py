@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -136,12 +137,12 @@ class ObservationManager:
 
     def _gathered(self, picks: list[int], values: list[Tensor]) -> slice | Tensor:
         """Columns of some terms among those of all terms; a slice if they are neighbours."""
-        widths = torch.tensor([value.shape[1] for value in values])
-        starts = widths.cumsum(0) - widths
-        at = torch.cat([torch.arange(starts[i], starts[i] + widths[i]) for i in picks])
-        if torch.equal(at, at[0] + torch.arange(len(at))):
-            return slice(int(at[0]), int(at[-1]) + 1)
-        return at.to(self._env.device)
+        stops = list(accumulate(value.shape[1] for value in values))
+        at = [c for i in picks for c in range(stops[i] - values[i].shape[1], stops[i])]
+        first = min(at, default=0)
+        if at == list(range(first, first + len(at))):
+            return slice(first, first + len(at))
+        return torch.tensor(at, device=self._env.device)
 
     @property
     def groups_spec(self) -> dict[str, int]:
@@ -186,7 +187,9 @@ class ObservationManager:
     def _not_finite(self, name: str, value: Tensor, rows: Tensor | None) -> NonFiniteError:
         widths = self._groups[name].widths
         blocks = value.split(list(widths.values()), dim=1)
-        bad = {term: found for term, b in zip(widths, blocks, strict=True) if (found := bad_rows(b))}
+        bad = {
+            term: found for term, b in zip(widths, blocks, strict=True) if (found := bad_rows(b))
+        }
         if rows is not None:
             bad = {term: rows[found].tolist() for term, found in bad.items()}
         return NonFiniteError(f"observation {name!r} is not finite (term: first rows): {bad}")

@@ -38,6 +38,8 @@ class TensorCapabilities:
     """Whether single environments can be written without touching the others."""
     model_fields: frozenset[str]
     """Model parameters that may differ between environments."""
+    derived_from: frozenset[str]
+    """Those of ``model_fields`` from which others follow: a write wants a ``set_const``."""
 
     def require_sensor(self, name: str) -> int:
         """Width of a sensor.
@@ -66,6 +68,15 @@ class JointInfo:
     """Columns in qvel."""
     range: tuple[float, float]
     """Limits in rad or m; (-inf, inf) when unlimited."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeomInfo:
+    """One geom of the model."""
+
+    name: str
+    """Empty for a geom without a name."""
+    body: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +208,7 @@ class SimBackend(ABC):
     Attributes:
         num_envs: environments in the batch.
         timestep: seconds of one physics substep.
-        joints, actuators, bodies: the model's names and figures, in model order.
+        joints, actuators, bodies, geoms: the model's names and figures, in model order.
         default_qpos: ``[nq]`` float64, the home configuration.
         default_ctrl: ``[nu]`` float64, the control that belongs to it.
     """
@@ -207,6 +218,7 @@ class SimBackend(ABC):
     joints: tuple[JointInfo, ...]
     actuators: tuple[ActuatorInfo, ...]
     bodies: tuple[str, ...]
+    geoms: tuple[GeomInfo, ...]
     default_qpos: Tensor
     default_ctrl: Tensor
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from unilab.backends.base import (
     ActuatorInfo,
+    GeomInfo,
     JointInfo,
     SimBackend,
     TensorCapabilities,
@@ -36,6 +37,10 @@ _QPOS_WIDTH = (7, 4, 1, 1)
 _QVEL_WIDTH = (6, 3, 1, 1)
 # Fields of the model that the state after a reset depends on, besides the pose that is given.
 _RESET_INPUTS = frozenset({"body_pos", "body_quat", "eq_active0"})
+# What mj_setConst reads; besides these, any option.
+_DERIVED_FROM = frozenset(mujoco.MjModel._setconst_inputs) & MODEL_FIELDS | {
+    name for name in MODEL_FIELDS if name.startswith("opt.")
+}
 _NONE, _VEL = int(mujoco.mjtStage.mjSTAGE_NONE), int(mujoco.mjtStage.mjSTAGE_VEL)
 
 
@@ -81,6 +86,10 @@ class MujocoBackend(SimBackend):
         self.joints = _joints(self.mj_model)
         self.actuators = _actuators(self.mj_model)
         self.bodies = tuple(self.mj_model.body(i).name for i in range(self.mj_model.nbody))
+        self.geoms = tuple(
+            GeomInfo(name=geom.name, body=self.bodies[int(geom.bodyid[0])])
+            for geom in map(self.mj_model.geom, range(self.mj_model.ngeom))
+        )
         self.default_qpos, self.default_ctrl = _home(self.mj_model, keyframe)
         self._views = {name: self._view(name) for name in _STATE_FIELDS}
         self._qpos, self._qvel = (self._views[name].numpy() for name in ("qpos", "qvel"))
@@ -120,6 +129,7 @@ class MujocoBackend(SimBackend):
             sensors={name: cols.stop - cols.start for name, cols in self._sensors.items()},
             selected_row_reset=True,
             model_fields=MODEL_FIELDS,
+            derived_from=_DERIVED_FROM,
         )
 
     def get_state_views(self) -> Mapping[str, Tensor]:

@@ -13,6 +13,7 @@ from unilab.envs.managers import (
     TerminationTermCfg,
     UniformNoiseCfg,
     reads,
+    writes,
 )
 from unilab.envs.scene import EntityScene, SceneCfg
 from unilab.envs.torch_env import TorchEnv
@@ -35,4 +36,5 @@ __all__ = [
     "UniformNoiseCfg",
     "mdp",
     "reads",
+    "writes",
 ]

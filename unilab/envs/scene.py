@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +27,21 @@ class SceneCfg:
     """Keyframe with the home pose; None takes the model's own zero pose."""
 
 
+@dataclass(frozen=True)
+class StagedWrite:
+    """Values for some columns of a tensor that has a row an environment."""
+
+    target: Tensor
+    index: tuple[Tensor | int, ...]
+    """What follows the rows."""
+    value: Tensor
+    """``[n, ...]``."""
+    what: str
+    """For messages: the field's name."""
+    derives: bool
+    """Whether other fields of the model follow from it."""
+
+
 @dataclass
 class StagedState:
     """The rows of an open transaction and what will be written to them."""
@@ -38,6 +54,8 @@ class StagedState:
     """``[n, nv]`` float64."""
     reset: bool
     """Whether a new episode begins."""
+    writes: list[StagedWrite] = field(default_factory=list)
+    """Model parameters and the like."""
 
 
 class EntityScene:
@@ -63,6 +81,8 @@ class EntityScene:
         self._sensor_columns: dict[str, Tensor] = {}
         self._plan: HostBridgeTransferPlan | None = None
         self._staged: StagedState | None = None
+        self._fields: dict[str, Tensor] = {}
+        self._nominal: dict[str, Tensor] = {}
 
     def __getitem__(self, name: str) -> Entity:
         try:
@@ -81,16 +101,23 @@ class EntityScene:
         return self._plan
 
     def resolve(self, cfg: SceneEntityCfg) -> SceneEntityCfg:
-        """Turn joint patterns into columns.
+        """Turn patterns of names into columns.
 
         Raises:
-            ConfigError: no such entity, or a pattern matches no joint.
+            ConfigError: no such entity, or a pattern matches nothing.
         """
         entity = self[cfg.name]
-        if cfg.joint_names == (".*",):
-            return cfg
-        ids = torch.tensor(entity.find_joints(cfg.joint_names), device=self._device)
-        return replace(cfg, joint_ids=ids)
+        joints = entity.find_joints(cfg.joint_names)
+        bodies = entity.find_bodies(cfg.body_names)
+        found = {
+            "body_ids": bodies,
+            "geom_ids": entity.find_geoms(cfg.geom_names, bodies),
+            "actuator_ids": entity.find_actuators(cfg.actuator_names, joints),
+        }
+        ids: dict[str, Any] = {k: torch.tensor(v, dtype=torch.int64) for k, v in found.items()}
+        if cfg.joint_names != (".*",):
+            ids["joint_ids"] = torch.tensor(joints, device=self._device)
+        return replace(cfg, **ids)
 
     def declare(self, entity: str, name: str) -> None:
         """Add a field of an entity to the union that is read every phase."""
@@ -102,6 +129,54 @@ class EntityScene:
         """Add a sensor to the union that is read every phase."""
         self._backend.get_tensor_capabilities().require_sensor(name)
         self._declared[("", f"sensor:{name}")] = None
+
+    def declare_field(self, name: str) -> None:
+        """Let a model parameter differ between environments, for a term that writes it.
+
+        Raises:
+            CapabilityError: the backend cannot vary it.
+        """
+        if name not in self._fields:
+            self._fields[name] = self._backend.expand(name)
+            self._nominal[name] = self._fields[name][0].clone()
+
+    def nominal(self, name: str) -> Tensor:
+        """A declared model parameter as the model file has it, without a row an environment."""
+        try:
+            return self._nominal[name]
+        except KeyError:
+            raise ConfigError(
+                f"model field {name!r} was used by a term that did not declare it: decorate the "
+                f"term with @writes({name!r})"
+            ) from None
+
+    def write_field(self, name: str, index: tuple[Tensor | int, ...], value: Tensor) -> None:
+        """Stage a declared model parameter for the rows of the open transaction.
+
+        What the model derives from the parameter is recomputed with it.
+
+        Args:
+            name: the field, as MuJoCo's model has it.
+            index: where to write within an environment's field; the first are indices ``[m]``.
+            value: ``[n, m]`` (and what the index leaves of the field).
+        """
+        self.nominal(name)
+        derives = name in self._backend.get_tensor_capabilities().derived_from
+        self._stage(StagedWrite(self._fields[name], index, value, name, derives))
+
+    def write_tensor(self, target: Tensor, columns: Tensor, value: Tensor, what: str) -> None:
+        """Stage rows of a tensor that is not the simulator's, such as a sensor's bias.
+
+        Args:
+            target: ``[num_envs, k]``.
+            columns: ``[m]``, where to write.
+            value: ``[n, m]``.
+            what: its name, for messages.
+        """
+        self._stage(StagedWrite(target, (columns,), value, what, derives=False))
+
+    def _stage(self, write: StagedWrite) -> None:
+        self.staged.writes.append(write)
 
     def compile_tensor_reads(self) -> HostBridgeTransferPlan:
         """Freeze the union of declared columns into one packet."""
@@ -180,6 +255,13 @@ class EntityScene:
             NonFiniteError: a staged value is not finite; nothing was written.
         """
         staged = self.staged
+        for write in staged.writes:
+            if not is_finite(write.value):
+                bad = staged.rows[bad_rows(write.value)]
+                raise NonFiniteError(
+                    f"an event staged non-finite {write.what} for rows {bad.tolist()}: "
+                    "nothing was written"
+                )
         if is_finite(staged.qpos) and is_finite(staged.qvel):
             return
         bad = staged.rows[bad_rows(torch.cat((staged.qpos, staged.qvel), dim=1))]
@@ -195,6 +277,11 @@ class EntityScene:
     def commit_staged(self) -> None:
         """Write the transaction once and close it."""
         staged, self._staged = self.staged, None
+        for write in staged.writes:
+            rows = staged.rows.to(write.target.device).unsqueeze(1)
+            write.target[(rows, *write.index)] = write.value.to(write.target)
+        if any(write.derives for write in staged.writes):
+            self._backend.set_const(staged.rows)
         self._backend.set_state_tensor(staged.rows, staged.qpos, staged.qvel, reset=staged.reset)
 
     def _changed(self) -> None:

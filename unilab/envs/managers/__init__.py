@@ -19,7 +19,7 @@ from unilab.envs.managers.observation import (
     UniformNoiseCfg,
 )
 from unilab.envs.managers.reward import RewardManager, RewardTermCfg
-from unilab.envs.managers.term import reads
+from unilab.envs.managers.term import reads, writes
 from unilab.envs.managers.termination import TerminationManager, TerminationTermCfg
 
 __all__ = [
@@ -41,4 +41,5 @@ __all__ = [
     "TerminationTermCfg",
     "UniformNoiseCfg",
     "reads",
+    "writes",
 ]

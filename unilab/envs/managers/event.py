@@ -74,9 +74,16 @@ class EventManager:
 
     def startup(self) -> None:
         """Run the startup events on every environment."""
-        everyone = torch.arange(self._env.num_envs, device=self._env.device)
+        env, scene = self._env, self._env.scene
+        everyone = torch.arange(env.num_envs, device=env.device)
         for term in self._terms["startup"]:
-            term(self._env, everyone)
+            scene.stage_current(everyone)
+            try:
+                term(env, everyone)
+                scene.validate_staged()
+                scene.commit_staged()
+            finally:
+                scene.discard_staged()
 
     def prepare(self) -> None:
         """Run every reset and interval event once without a write, so that a bad one fails now."""

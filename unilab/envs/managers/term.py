@@ -37,6 +37,20 @@ def reads(*fields: str, sensors: str | None = None) -> Callable[[F], F]:
     return mark
 
 
+def writes(*fields: str) -> Callable[[F], F]:
+    """Declare which model parameters an event randomises, by MuJoCo's names.
+
+    Each may then differ between environments; what the model derives from them is recomputed
+    whenever they are written.
+    """
+
+    def mark(func: F) -> F:
+        func.writes_fields = fields  # type: ignore[attr-defined]
+        return func
+
+    return mark
+
+
 @dataclass(frozen=True)
 class Term:
     """A term function with its parameters bound and its entities resolved."""
@@ -95,6 +109,8 @@ def bind_term(
             bound[key] = scene.resolve(value)
             for field in getattr(func, "reads_fields", ()):
                 scene.declare(value.name, field)
+    for field in getattr(func, "writes_fields", ()):
+        scene.declare_field(field)
     sensors = getattr(func, "reads_sensors", None)
     if sensors is not None:
         value = bound[sensors]

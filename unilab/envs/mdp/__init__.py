@@ -19,6 +19,16 @@ from unilab.envs.mdp.observations import (
     projected_gravity,
     sensor_values,
 )
+from unilab.envs.mdp.randomization import (
+    randomize_actuator_gains,
+    randomize_encoder_bias,
+    randomize_geom_friction,
+    randomize_joint_parameters,
+    randomize_physics_scene_gravity,
+    randomize_rigid_body_com,
+    randomize_rigid_body_inertia,
+    randomize_rigid_body_mass,
+)
 from unilab.envs.mdp.rewards import (
     action_l2,
     action_rate_l2,
@@ -69,6 +79,14 @@ __all__ = [
     "lin_vel_z_l2",
     "projected_gravity",
     "push_by_setting_velocity",
+    "randomize_actuator_gains",
+    "randomize_encoder_bias",
+    "randomize_geom_friction",
+    "randomize_joint_parameters",
+    "randomize_physics_scene_gravity",
+    "randomize_rigid_body_com",
+    "randomize_rigid_body_inertia",
+    "randomize_rigid_body_mass",
     "reset_joints_by_offset",
     "reset_root_state_uniform",
     "root_height_below_minimum",

@@ -41,10 +41,19 @@ def projected_gravity(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = _ROBOT
 
 
 @reads("joint_pos")
-def joint_pos_rel(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = _ROBOT) -> Tensor:
-    """Joint positions from the home pose, ``[num_envs, num_joints]`` rad."""
+def joint_pos_rel(
+    env: ManagerBasedRlEnv, biased: bool = False, asset_cfg: SceneEntityCfg = _ROBOT
+) -> Tensor:
+    """Joint positions from the home pose, ``[num_envs, num_joints]`` rad.
+
+    Args:
+        env: the environment.
+        biased: as encoders read them, with the bias of ``randomize_encoder_bias``.
+        asset_cfg: the entity and its ``joint_names``.
+    """
     data = env.scene[asset_cfg.name].data
-    return asset_cfg.joints_of(data.joint_pos - data.default_joint_pos)
+    pos = data.joint_pos - data.default_joint_pos
+    return asset_cfg.joints_of(pos + data.encoder_bias if biased else pos)
 
 
 @reads("joint_pos")

@@ -44,6 +44,9 @@ class ManagerBasedRlEnvCfg:
     terminations: dict[str, TerminationTermCfg]
     commands: dict[str, CommandTermCfg] = field(default_factory=dict)
     events: dict[str, EventTermCfg] = field(default_factory=dict)
+    init_at_random_ep_len: bool = False
+    """Whether the first episodes begin at random points of their time, so that time limits do not
+    end all environments at once for ever after."""
     num_threads: int = 0
     """Physics threads; 0 takes all cores."""
 
@@ -115,6 +118,7 @@ class ManagerBasedRlEnv(TorchEnv):
         self.reward_manager.prepare(self._episodes["Episode_Reward"])
         self.termination_manager.prepare(self._episodes["Episode_Termination"])
         self.event_manager.prepare()
+        self._staggering = cfg.init_at_random_ep_len
         self._make_specs(self.action_manager.action_dim)
 
     @property
@@ -168,6 +172,9 @@ class ManagerBasedRlEnv(TorchEnv):
         self.action_manager.reset(rows)
         self.command_manager.reset(rows)
         self.event_manager.reset(rows)
+        if self._staggering and rows.shape[0] == self.num_envs:
+            self._staggering = False
+            self.episode_length.random_(0, self.max_episode_length, generator=self.generator)
         self.scene.read_rows(rows)
 
     def close(self, *, raise_if_closed: bool = True) -> None:

@@ -90,7 +90,11 @@ class TorchEnv(EnvBase):
 
     @abstractmethod
     def _observe(self, rows: Tensor | None = None) -> dict[str, Tensor]:
-        """New tensors for every observation group, ``[n, width]``: of some rows, or of all."""
+        """New tensors for every observation group, ``[n, width]``.
+
+        Args:
+            rows: environments that begin an episode; None: all have gone on by a step.
+        """
 
     @abstractmethod
     def _stage_reset(self, rows: Tensor) -> None:
@@ -185,11 +189,11 @@ class TorchEnv(EnvBase):
                 raise
             try:
                 if rows.shape[0]:
-                    self._commit_reset(rows)
                     self.episode_length.index_fill_(0, rows, 0)
-                fresh = self._observe(None if whole else rows)
+                    self._commit_reset(rows)
+                fresh = self._observe(rows)
                 if not whole:
-                    last = self._life.observation or self._observe()
+                    last = self._life.observation or self._observe(self._all_rows)
                     fresh = {k: last[k].index_copy(0, rows, value) for k, value in fresh.items()}
             except BaseException as error:
                 self._set_fault(error, "reset")

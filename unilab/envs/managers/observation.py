@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from unilab.envs.finite import bad_rows, is_finite
+from unilab.envs.managers.delay import DelayBuffer, Recall, check_lags
 from unilab.envs.managers.term import Term, bind_term, check_shape, evaluate
 from unilab.errors import ConfigError, NonFiniteError, did_you_mean
 
@@ -44,7 +45,13 @@ class ObservationTermCfg:
     clip: tuple[float, float] | None = None
     """Bounds in the term's own unit, applied after the noise."""
     scale: float | tuple[float, ...] = 1.0
-    """Factor, or one for each column, applied last."""
+    """Factor, or one for each column, applied after the clip."""
+    delay_min_lag: int = 0
+    """Fewest control steps by which the term is late."""
+    delay_max_lag: int = 0
+    """Most control steps; each environment draws its lag when an episode begins."""
+    history_length: int = 0
+    """How many of the last values are shown, oldest first; 0 and 1 show the present one alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +61,8 @@ class ObservationGroupCfg:
     terms: dict[str, ObservationTermCfg]
     enable_corruption: bool = False
     """Whether the terms' noise is added: what a real sensor would see."""
+    history_length: int | None = None
+    """History of every term of the group; None leaves it to the terms."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +70,15 @@ class _Group:
     columns: slice | Tensor
     """Where the group's columns are among those of all terms."""
     widths: dict[str, int]
+    """Of the terms' values."""
+    shown: dict[str, int]
+    """Of what the group shows of them."""
     scale: Tensor
     noise: tuple[Tensor, Tensor] | None
     """Middle and half width of every column's noise; None without noise."""
     clip: tuple[Tensor, Tensor] | None
+    memory: DelayBuffer | None
+    """None if every term is shown at once and alone."""
 
 
 class ObservationManager:
@@ -112,7 +126,7 @@ class ObservationManager:
         """Measure the terms once and freeze scales, clips and noise; call after the first read."""
         values = evaluate(self._terms, self._env)
         for group, cfg in self._cfg.items():
-            widths, columns = {}, []
+            widths, columns, recalls = {}, [], {}
             for (name, term), pick in zip(cfg.terms.items(), self._picks[group], strict=True):
                 kind = f"observation ({group})"
                 rows = (self._env.num_envs,)
@@ -124,15 +138,22 @@ class ObservationManager:
                     )
                 widths[name] = value.shape[1]
                 columns.append(_columns(group, name, term, value.shape[1]))
+                recalls[name] = _recall(group, name, cfg, term, value.shape[1])
             scale, middle, half, lower, upper = torch.cat(columns, 1).to(self._env.device)
             noisy = cfg.enable_corruption and bool((middle.abs() + half).any())
             clipped = bool((lower.isfinite() | upper.isfinite()).any())
             self._groups[group] = _Group(
                 columns=self._gathered(self._picks[group], values),
                 widths=widths,
+                shown={name: r.width * r.frames for name, r in recalls.items()},
                 scale=scale,
                 noise=(middle, half) if noisy else None,
                 clip=(lower, upper) if clipped else None,
+                memory=(
+                    DelayBuffer([*recalls.values()], self._env.num_envs, self._env.generator)
+                    if any(recall.depth > 1 for recall in recalls.values())
+                    else None
+                ),
             )
 
     def _gathered(self, picks: list[int], values: list[Tensor]) -> slice | Tensor:
@@ -147,18 +168,18 @@ class ObservationManager:
     @property
     def groups_spec(self) -> dict[str, int]:
         """Width of each group."""
-        return {name: sum(group.widths.values()) for name, group in self._groups.items()}
+        return {name: sum(group.shown.values()) for name, group in self._groups.items()}
 
     @property
     def term_widths(self) -> dict[str, dict[str, int]]:
         """Terms of each group in order, with their widths."""
-        return {name: dict(group.widths) for name, group in self._groups.items()}
+        return {name: dict(group.shown) for name, group in self._groups.items()}
 
     def compute(self, rows: Tensor | None = None) -> dict[str, Tensor]:
         """New tensors for every group.
 
         Args:
-            rows: ``[n]`` int64, which environments; None observes all.
+            rows: ``[n]`` int64, environments that begin an episode; None: all go on by a step.
 
         Returns:
             ``[n, width]`` by group; noise is drawn for these rows only.
@@ -181,6 +202,9 @@ class ObservationManager:
             value = value * group.scale
             if not is_finite(value):
                 raise self._not_finite(name, value, rows)
+            if group.memory is not None:
+                memory = group.memory
+                value = memory.push(value) if rows is None else memory.begin(rows, value)
             out[name] = value
         return out
 
@@ -200,6 +224,23 @@ class ObservationManager:
             lines.append(f"observations {name!r} [{sum(terms.values())}]")
             lines += [f"  {term:<28} {width}" for term, width in terms.items()]
         return "\n".join(lines)
+
+
+def _recall(
+    group: str, name: str, cfg: ObservationGroupCfg, term: ObservationTermCfg, width: int
+) -> Recall:
+    """How much of a term the group shows."""
+    label = f"observation ({group}) term {name!r}"
+    check_lags(label, term.delay_min_lag, term.delay_max_lag)
+    length = term.history_length if cfg.history_length is None else cfg.history_length
+    if length < 0:
+        raise ConfigError(f"{label} has history_length {length}: give 0 or more")
+    return Recall(
+        width=width,
+        min_lag=term.delay_min_lag,
+        max_lag=term.delay_max_lag,
+        frames=max(1, length),
+    )
 
 
 def _columns(group: str, name: str, cfg: ObservationTermCfg, width: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -13,21 +13,26 @@ class EpisodeSums:
 
     Args:
         names: what is summed, by block; a block becomes the prefix of its metrics.
+        per_step: blocks that are averaged over the steps of the episodes, not over the episodes.
         num_envs: environments in the batch.
         device: where the sums live.
     """
 
     def __init__(
-        self, names: Mapping[str, Sequence[str]], num_envs: int, device: torch.device
+        self,
+        names: Mapping[str, Sequence[str]],
+        num_envs: int,
+        device: torch.device,
+        per_step: Collection[str] = (),
     ) -> None:
         self._tags = [f"{block}/{name}" for block, members in names.items() for name in members]
-        # The last row marks the environments whose episode has begun.
-        self._running = torch.zeros(len(self._tags) + 1, num_envs, device=device)
-        self._ended = torch.zeros(len(self._tags) + 1, dtype=torch.float64, device=device)
+        self._per_step = [block in per_step for block, members in names.items() for _ in members]
+        # The last two rows: the steps of the episode, and 1 as soon as it has begun.
+        self._running = torch.zeros(len(self._tags) + 2, num_envs, device=device)
+        self._ended = torch.zeros(len(self._tags) + 2, dtype=torch.float64, device=device)
         sizes = [len(members) for members in names.values()]
-        *blocks, begun = self._running.split([*sizes, 1])
+        *blocks, self._steps, self._begun = self._running.split([*sizes, 1, 1])
         self._blocks = dict(zip(names, blocks, strict=True))
-        self._begun = begun
 
     def __getitem__(self, block: str) -> Tensor:
         """``[len(names[block]), num_envs]``, to be added to in every step."""
@@ -36,6 +41,8 @@ class EpisodeSums:
     def step(self) -> None:
         """Count a control step of every environment."""
         self._begun.fill_(1.0)
+        if any(self._per_step):
+            self._steps.add_(1.0)
 
     def reset(self, rows: Tensor) -> None:
         """End the episodes of some environments; one that has not begun adds nothing."""
@@ -44,8 +51,11 @@ class EpisodeSums:
 
     def drain(self) -> dict[str, float]:
         """Means over the episodes that ended since the last call; empty if none did."""
-        *sums, ended = self._ended.tolist()
+        *sums, steps, ended = self._ended.tolist()
         if not ended:
             return {}
         self._ended.zero_()
-        return {tag: value / ended for tag, value in zip(self._tags, sums, strict=True)}
+        counts = [steps if per_step else ended for per_step in self._per_step]
+        return {
+            tag: value / count for tag, value, count in zip(self._tags, sums, counts, strict=True)
+        }

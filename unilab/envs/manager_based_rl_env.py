@@ -14,8 +14,12 @@ from unilab.envs.managers import (
     ActionTermCfg,
     CommandManager,
     CommandTermCfg,
+    CurriculumManager,
+    CurriculumTermCfg,
     EventManager,
     EventTermCfg,
+    MetricsManager,
+    MetricsTermCfg,
     ObservationGroupCfg,
     ObservationManager,
     RewardManager,
@@ -23,6 +27,7 @@ from unilab.envs.managers import (
     TerminationManager,
     TerminationTermCfg,
 )
+from unilab.envs.managers.term import Term
 from unilab.envs.scene import EntityScene, SceneCfg
 from unilab.envs.torch_env import TorchEnv
 from unilab.errors import CapabilityError, ConfigError
@@ -44,6 +49,8 @@ class ManagerBasedRlEnvCfg:
     terminations: dict[str, TerminationTermCfg]
     commands: dict[str, CommandTermCfg] = field(default_factory=dict)
     events: dict[str, EventTermCfg] = field(default_factory=dict)
+    curriculum: dict[str, CurriculumTermCfg] = field(default_factory=dict)
+    metrics: dict[str, MetricsTermCfg] = field(default_factory=dict)
     init_at_random_ep_len: bool = False
     """Whether the first episodes begin at random points of their time, so that time limits do not
     end all environments at once for ever after."""
@@ -61,7 +68,7 @@ class ManagerBasedRlEnv(TorchEnv):
     """A task run by managers, many environments at once.
 
     The order of a step: controls, physics, one packed read, terminations, rewards, interval
-    events, commands, observations.
+    events, commands, metrics, observations.
 
     Args:
         cfg: the task.
@@ -98,26 +105,33 @@ class ManagerBasedRlEnv(TorchEnv):
         self.step_dt = cfg.decimation * backend.timestep
         self.max_episode_length = max(1, round(cfg.episode_length_s / self.step_dt))
         self.scene = EntityScene(cfg.scene, backend, self.device)
+        self.terms: list[Term] = []
         self.action_manager = ActionManager(cfg.actions, self)
         self.command_manager = CommandManager(cfg.commands, self)
         self.observation_manager = ObservationManager(cfg.observations, self)
         self.reward_manager = RewardManager(cfg.rewards, self)
         self.termination_manager = TerminationManager(cfg.terminations, self)
         self.event_manager = EventManager(cfg.events, self)
+        self.curriculum_manager = CurriculumManager(cfg.curriculum, self)
+        self.metrics_manager = MetricsManager(cfg.metrics, self)
         self.event_manager.startup()
         self.scene.compile_tensor_reads()
         self._episodes = EpisodeSums(
             {
                 "Episode_Reward": self.reward_manager.term_names,
                 "Episode_Termination": self.termination_manager.term_names,
+                "Metrics": self.metrics_manager.term_names,
             },
             num_envs,
             self.device,
+            per_step=("Metrics",),
         )
         self.observation_manager.prepare()
         self.reward_manager.prepare(self._episodes["Episode_Reward"])
         self.termination_manager.prepare(self._episodes["Episode_Termination"])
         self.event_manager.prepare()
+        self.curriculum_manager.prepare()
+        self.metrics_manager.prepare(self._episodes["Metrics"])
         self._staggering = cfg.init_at_random_ep_len
         self._make_specs(self.action_manager.action_dim)
 
@@ -131,10 +145,12 @@ class ManagerBasedRlEnv(TorchEnv):
         Returns:
             ``Episode_Reward/<term>``: weighted sum of the term over the episode, by
             ``episode_length_s`` (an episode that ends early counts what it missed as 0);
-            ``Episode_Termination/<term>``: share of the episodes that the term ended.
+            ``Episode_Termination/<term>``: share of the episodes that the term ended;
+            ``Metrics/<term>``: mean over the steps of the episodes;
+            ``Curriculum/<term>``: as the term returned it last, in every call.
         """
         per_second = 1.0 / self.cfg.episode_length_s
-        return {
+        return self.curriculum_manager.metrics | {
             tag: value * per_second if tag.startswith("Episode_Reward/") else value
             for tag, value in self._episodes.drain().items()
         }
@@ -153,6 +169,7 @@ class ManagerBasedRlEnv(TorchEnv):
         if written is not None:
             self.scene.read_rows(written)
         self.command_manager.compute()
+        self.metrics_manager.compute()
         return reward, terminated, truncated
 
     def _observe(self, rows: Tensor | None = None) -> dict[str, Tensor]:
@@ -168,7 +185,10 @@ class ManagerBasedRlEnv(TorchEnv):
 
     def _commit_reset(self, rows: Tensor) -> None:
         self.scene.commit_staged()
+        self.curriculum_manager.compute(rows)
         self._episodes.reset(rows)
+        for term in self.terms:
+            term.reset(rows)
         self.action_manager.reset(rows)
         self.command_manager.reset(rows)
         self.event_manager.reset(rows)
@@ -191,5 +211,7 @@ class ManagerBasedRlEnv(TorchEnv):
             self.reward_manager,
             self.termination_manager,
             self.event_manager,
+            self.curriculum_manager,
+            self.metrics_manager,
         )
         return "\n".join(map(str, managers))

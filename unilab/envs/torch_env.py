@@ -73,6 +73,11 @@ class TorchEnv(EnvBase):
         self._all_rows = torch.arange(num_envs, device=self.device)
         self._life = _Life()
 
+    @property
+    def common_step_counter(self) -> int:
+        """Control steps so far, over all episodes; what a curriculum goes by."""
+        return self._life.control_steps
+
     # What an environment fills in ---------------------------------------------------------------
 
     @property

@@ -80,8 +80,16 @@ class CommandManager:
         Raises:
             ConfigError: there is no such command.
         """
+        return self.get_term(name).command
+
+    def get_term(self, name: str) -> CommandTerm:
+        """The running term of that name.
+
+        Raises:
+            ConfigError: there is no such command.
+        """
         try:
-            return self._terms[name].command
+            return self._terms[name]
         except KeyError:
             raise ConfigError(
                 f"the task has no command {name!r}{did_you_mean(name, self._terms)}; "

@@ -59,7 +59,9 @@ class DelayBuffer:
         self._width = sum(block.width for block in blocks)
         self._depth = max(block.depth for block in blocks)
         self._kept = torch.zeros(num_envs, self._depth, self._width, device=device)
-        columns, ages, owners = [], [], []
+        columns: list[int] = []
+        ages: list[int] = []
+        owners: list[int] = []
         start = 0
         for i, block in enumerate(blocks):
             for age in reversed(range(block.frames)):

@@ -67,7 +67,7 @@ class EventManager:
         self._terms: dict[str, list[Term]] = {mode: [] for mode in MODES}
         self._countdowns: list[Countdown] = []
         for name, term in cfg.items():
-            bound = bind_term(env.scene, "event", name, term.func, term.params, leading=2)
+            bound = bind_term(env, "event", name, term, leading=2)
             self._terms[term.mode].append(bound)
             if term.interval_range_s is not None:
                 self._countdowns.append(Countdown(term.interval_range_s, env))

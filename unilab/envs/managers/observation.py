@@ -117,7 +117,7 @@ class ObservationManager:
                 if id(term) not in place:
                     place[id(term)] = len(self._terms)
                     kind = f"observation ({group})"
-                    bound = bind_term(env.scene, kind, name, term.func, term.params)
+                    bound = bind_term(env, kind, name, term)
                     self._terms.append(bound)
             self._picks[group] = [place[id(term)] for term in group_cfg.terms.values()]
         self._groups: dict[str, _Group] = {}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from unilab.envs.finite import bad_rows, is_finite
 from unilab.envs.managers.term import bind_term, check_shape, evaluate
-from unilab.errors import ConfigError, NonFiniteError
+from unilab.errors import ConfigError, NonFiniteError, did_you_mean
 
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
@@ -38,15 +38,38 @@ class RewardManager:
     def __init__(self, cfg: Mapping[str, RewardTermCfg], env: ManagerBasedRlEnv) -> None:
         self._env = env
         active = {name: term for name, term in cfg.items() if term.weight != 0.0}
-        self._terms = [
-            bind_term(env.scene, "reward", name, term.func, term.params)
-            for name, term in active.items()
-        ]
+        self._terms = [bind_term(env, "reward", name, term) for name, term in active.items()]
         self.term_names = list(active)
         weights = torch.tensor([t.weight for t in active.values()], device=env.device)
         self._weights = (weights * env.step_dt).unsqueeze(1)
+        self._off = [name for name in cfg if name not in active]
         self.episode_sums = torch.zeros(len(active), env.num_envs, device=env.device)
         """``[num_terms, num_envs]``, weighted sums since the episode began."""
+
+    def get_weight(self, name: str) -> float:
+        """The weight of a term, per second."""
+        return float(self._weights[self._place(name)]) / self._env.step_dt
+
+    def set_weight(self, name: str, weight: float) -> None:
+        """Change the weight of a term, for a curriculum.
+
+        Raises:
+            ConfigError: there is no such term, or it is not computed because its weight was 0.
+        """
+        self._weights[self._place(name)] = weight * self._env.step_dt
+
+    def _place(self, name: str) -> int:
+        if name in self._off:
+            raise ConfigError(
+                f"reward term {name!r} has weight 0 and is not computed: "
+                "give it a weight that is not 0 in the task"
+            )
+        if name not in self.term_names:
+            raise ConfigError(
+                f"the task has no reward term {name!r}{did_you_mean(name, self.term_names)}; "
+                f"it has {self.term_names}"
+            )
+        return self.term_names.index(name)
 
     def prepare(self, episode_sums: Tensor) -> None:
         """Evaluate each term once and check its shape; call after the first read.

@@ -38,10 +38,7 @@ class TerminationManager:
 
     def __init__(self, cfg: Mapping[str, TerminationTermCfg], env: ManagerBasedRlEnv) -> None:
         self._env = env
-        self._terms = [
-            bind_term(env.scene, "termination", name, term.func, term.params)
-            for name, term in cfg.items()
-        ]
+        self._terms = [bind_term(env, "termination", name, term) for name, term in cfg.items()]
         self.term_names = list(cfg)
         self._time_out = [term.time_out for term in cfg.values()]
         self._failures = [i for i, time_out in enumerate(self._time_out) if not time_out]

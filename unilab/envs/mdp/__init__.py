@@ -2,11 +2,13 @@
 
 from unilab.envs.managers.action import JointEffortActionCfg, JointPositionActionCfg
 from unilab.envs.mdp.commands import UniformVelocityCommand, UniformVelocityCommandCfg
+from unilab.envs.mdp.curriculums import commands_vel, modify_reward_weight
 from unilab.envs.mdp.events import (
     push_by_setting_velocity,
     reset_joints_by_offset,
     reset_root_state_uniform,
 )
+from unilab.envs.mdp.metrics import error_vel_xy, error_vel_yaw
 from unilab.envs.mdp.observations import (
     base_ang_vel,
     base_lin_vel,
@@ -63,6 +65,9 @@ __all__ = [
     "base_ang_vel",
     "base_lin_vel",
     "base_pos_z",
+    "commands_vel",
+    "error_vel_xy",
+    "error_vel_yaw",
     "flat_orientation_l2",
     "generated_commands",
     "is_alive",
@@ -77,6 +82,7 @@ __all__ = [
     "joint_vel_rel",
     "last_action",
     "lin_vel_z_l2",
+    "modify_reward_weight",
     "projected_gravity",
     "push_by_setting_velocity",
     "randomize_actuator_gains",

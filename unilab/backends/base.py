@@ -275,6 +275,33 @@ class SimBackend(ABC):
         """
 
     @abstractmethod
+    def get_replay_state(self) -> Tensor:
+        """Live view of all that the next step depends on besides controls and the model.
+
+        Returns:
+            ``[num_envs, k]``, to be kept by a guard and given back to :meth:`replay`.
+        """
+
+    @abstractmethod
+    def get_model_bytes(self, row: int) -> bytes:
+        """The model of one environment, its own parameters included, for :meth:`replay`."""
+
+    @staticmethod
+    @abstractmethod
+    def replay(model: bytes, state: Tensor, ctrl: Tensor, nstep: int) -> Tensor:
+        """Repeat one control step of one environment, bit for bit.
+
+        Args:
+            model: from :meth:`get_model_bytes`.
+            state: ``[k]``, of :meth:`get_replay_state` before the step.
+            ctrl: ``[nu]``.
+            nstep: physics substeps.
+
+        Returns:
+            ``[k]``, the state after it.
+        """
+
+    @abstractmethod
     def expand(self, field: str) -> Tensor:
         """Live ``[num_envs, ...]`` view of a model field with a value for each environment.
 

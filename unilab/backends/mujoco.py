@@ -171,6 +171,23 @@ class MujocoBackend(SimBackend):
         except SimulationError as error:
             raise self._fault(error) from error
 
+    def get_replay_state(self) -> Tensor:
+        return self._rows
+
+    def get_model_bytes(self, row: int) -> bytes:
+        model = self._batch.get_model(row)
+        buffer = np.empty(mujoco.mj_sizeModel(model), np.uint8)
+        mujoco.mj_saveModel(model, None, buffer)
+        return buffer.tobytes()
+
+    @staticmethod
+    def replay(model: bytes, state: Tensor, ctrl: Tensor, nstep: int) -> Tensor:
+        batch = Batch(mujoco.MjModel.from_binary_path("model.mjb", {"model.mjb": model}), 1, 1)
+        batch.state[0] = state.numpy()
+        batch.bind("ctrl")[0] = ctrl.numpy()
+        batch.step(nstep=nstep)
+        return torch.from_numpy(batch.state[0].copy())
+
     def expand(self, field: str) -> Tensor:
         if field not in MODEL_FIELDS:
             raise CapabilityError(

@@ -18,6 +18,7 @@ from unilab.envs.managers import (
     reads,
     writes,
 )
+from unilab.envs.nan_guard import NanGuardCfg
 from unilab.envs.scene import EntityScene, SceneCfg
 from unilab.envs.torch_env import TorchEnv
 
@@ -32,6 +33,7 @@ __all__ = [
     "ManagerBasedRlEnvCfg",
     "ManagerTermBase",
     "MetricsTermCfg",
+    "NanGuardCfg",
     "ObservationGroupCfg",
     "ObservationTermCfg",
     "RewardTermCfg",

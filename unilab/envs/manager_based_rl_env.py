@@ -28,9 +28,11 @@ from unilab.envs.managers import (
     TerminationTermCfg,
 )
 from unilab.envs.managers.term import Term
+from unilab.envs.mdp.terminations import nan_detection
+from unilab.envs.nan_guard import NanGuard, NanGuardCfg
 from unilab.envs.scene import EntityScene, SceneCfg
 from unilab.envs.torch_env import TorchEnv
-from unilab.errors import CapabilityError, ConfigError
+from unilab.errors import CapabilityError, ConfigError, NonFiniteError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +56,8 @@ class ManagerBasedRlEnvCfg:
     init_at_random_ep_len: bool = False
     """Whether the first episodes begin at random points of their time, so that time limits do not
     end all environments at once for ever after."""
+    nan_guard: NanGuardCfg | None = None
+    """Where to keep the last states of rows that become non-finite; None keeps nothing."""
     num_threads: int = 0
     """Physics threads; 0 takes all cores."""
 
@@ -132,6 +136,8 @@ class ManagerBasedRlEnv(TorchEnv):
         self.event_manager.prepare()
         self.curriculum_manager.prepare()
         self.metrics_manager.prepare(self._episodes["Metrics"])
+        self._loses_rows = any(t.func is nan_detection for t in cfg.terminations.values())
+        self._guard = None if cfg.nan_guard is None else NanGuard(cfg.nan_guard, backend)
         self._staggering = cfg.init_at_random_ep_len
         self._make_specs(self.action_manager.action_dim)
 
@@ -157,9 +163,11 @@ class ManagerBasedRlEnv(TorchEnv):
 
     def _physics(self, action: Tensor) -> None:
         ctrl = self.action_manager.process(action)
+        if self._guard is not None:
+            self._guard.record(ctrl)
         self.backend.step_tensor(ctrl, self.cfg.decimation)
         self.scene.read()
-        self.scene.check_finite()
+        self.scene.check_finite(self._loses_rows)
 
     def _evaluate(self) -> tuple[Tensor, Tensor, Tensor]:
         self._episodes.step()
@@ -171,6 +179,11 @@ class ManagerBasedRlEnv(TorchEnv):
         self.command_manager.compute()
         self.metrics_manager.compute()
         return reward, terminated, truncated
+
+    def _on_fault(self, error: BaseException) -> None:
+        if self._guard is not None and isinstance(error, NonFiniteError):
+            path = self._guard.dump(error, self.common_step_counter, self.cfg.decimation)
+            error.add_note(f"Its last states are in {path}: unilab replay-dump {path}")
 
     def _observe(self, rows: Tensor | None = None) -> dict[str, Tensor]:
         return self.observation_manager.compute(rows)

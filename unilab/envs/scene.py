@@ -11,7 +11,7 @@ from torch import Tensor
 from unilab.backends import HostBridgeTransferPlan, SimBackend
 from unilab.backends.base import Source
 from unilab.envs.entity import DERIVED_FIELDS, Entity, EntityCfg, SceneEntityCfg
-from unilab.envs.finite import bad_rows, is_finite
+from unilab.envs.finite import bad_rows, is_finite, non_finite
 from unilab.errors import ConfigError, NonFiniteError, did_you_mean
 
 
@@ -81,6 +81,8 @@ class EntityScene:
         self._sensor_columns: dict[str, Tensor] = {}
         self._plan: HostBridgeTransferPlan | None = None
         self._staged: StagedState | None = None
+        self.diverged = torch.zeros(backend.num_envs, dtype=torch.bool, device=device)
+        """``[num_envs]``, whose physics left non-finite values in the last step."""
         self._fields: dict[str, Tensor] = {}
         self._nominal: dict[str, Tensor] = {}
 
@@ -214,20 +216,29 @@ class EntityScene:
         self.plan.read_rows(rows)
         self._changed()
 
-    def check_finite(self) -> None:
+    def check_finite(self, lose_rows: bool = False) -> None:
         """One reduction over the packet.
+
+        Args:
+            lose_rows: instead of an error, mark the rows in ``diverged`` and let terms read zeros.
 
         Raises:
             NonFiniteError: names the fields and rows.
         """
         packet = self.plan.packet
         if is_finite(packet):
+            if lose_rows:
+                self.diverged.fill_(False)
+            return
+        if lose_rows:
+            torch.logical_not(packet.isfinite().all(1), out=self.diverged)
+            packet.masked_fill_(self.diverged.unsqueeze(1), 0.0)
             return
         bad = {}
         for (entity, name), cols in zip(self._declared, self.plan.columns, strict=True):
             if rows := bad_rows(packet[:, cols]):
                 bad[f"{entity}.{name}" if entity else name] = rows
-        raise NonFiniteError(f"physics left non-finite values (field: first rows): {bad}")
+        raise non_finite("physics left non-finite values (field", bad)
 
     def stage_reset(self, rows: Tensor) -> None:
         """Open a transaction that will start new episodes from the home pose."""

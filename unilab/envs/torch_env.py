@@ -112,6 +112,9 @@ class TorchEnv(EnvBase):
     def _discard_reset(self) -> None:
         """Drop a payload that was not written."""
 
+    def _on_fault(self, error: BaseException) -> None:
+        """Keep what may explain a failure, before the environment is given up."""
+
     # The lifecycle ------------------------------------------------------------------------------
 
     def _make_specs(self, action_dim: int) -> None:
@@ -329,4 +332,5 @@ class TorchEnv(EnvBase):
         life.fault = error
         life.fault_at = f"in a {what} after {life.control_steps} control steps"
         error.add_note(f"The environment failed {life.fault_at} and can no longer be used.")
+        self._on_fault(error)
         raise error

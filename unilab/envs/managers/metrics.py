@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from unilab.envs.finite import bad_rows, is_finite
+from unilab.envs.finite import bad_rows, is_finite, non_finite
 from unilab.envs.managers.term import bind_term, check_shape, evaluate
-from unilab.errors import ConfigError, NonFiniteError
+from unilab.errors import ConfigError
 
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
@@ -72,7 +72,7 @@ class MetricsManager:
                 for term, value in zip(self._terms, values, strict=True)
                 if (rows := bad_rows(value))
             }
-            raise NonFiniteError(f"metrics are not finite (term: first rows): {bad}")
+            raise non_finite("metrics are not finite (term", bad)
         self._sums.add_(values)
 
     def __str__(self) -> str:

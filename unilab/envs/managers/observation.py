@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from unilab.envs.finite import bad_rows, is_finite
+from unilab.envs.finite import bad_rows, is_finite, non_finite
 from unilab.envs.managers.delay import DelayBuffer, Recall, check_lags
 from unilab.envs.managers.term import Term, bind_term, check_shape, evaluate
 from unilab.errors import ConfigError, NonFiniteError, did_you_mean
@@ -216,7 +216,7 @@ class ObservationManager:
         }
         if rows is not None:
             bad = {term: rows[found].tolist() for term, found in bad.items()}
-        return NonFiniteError(f"observation {name!r} is not finite (term: first rows): {bad}")
+        return non_finite(f"observation {name!r} is not finite (term", bad)
 
     def __str__(self) -> str:
         lines = []

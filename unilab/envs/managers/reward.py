@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from unilab.envs.finite import bad_rows, is_finite
+from unilab.envs.finite import bad_rows, is_finite, non_finite
 from unilab.envs.managers.term import bind_term, check_shape, evaluate
-from unilab.errors import ConfigError, NonFiniteError, did_you_mean
+from unilab.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
@@ -104,7 +104,7 @@ class RewardManager:
                 for term, value in zip(self._terms, values, strict=True)
                 if (rows := bad_rows(value))
             }
-            raise NonFiniteError(f"reward terms are not finite (term: first rows): {bad}")
+            raise non_finite("reward terms are not finite (term", bad)
         self.episode_sums += values
         return reward
 

@@ -49,6 +49,7 @@ from unilab.envs.mdp.rewards import (
 from unilab.envs.mdp.terminations import (
     bad_orientation,
     joint_pos_out_of_limit,
+    nan_detection,
     root_height_below_minimum,
     time_out,
 )
@@ -83,6 +84,7 @@ __all__ = [
     "last_action",
     "lin_vel_z_l2",
     "modify_reward_weight",
+    "nan_detection",
     "projected_gravity",
     "push_by_setting_velocity",
     "randomize_actuator_gains",

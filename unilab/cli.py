@@ -11,6 +11,7 @@ from pathlib import Path
 
 import unilab
 from unilab import registry
+from unilab.envs.nan_guard import replay_dump
 from unilab.errors import CapabilityError, UnilabError
 from unilab.record import plot_learning_curve
 
@@ -31,6 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if args.command == "list":
             _list()
+        elif args.command == "replay-dump":
+            print(replay_dump(args.dump))
         else:
             print(plot_learning_curve(args.run, args.out))
     except UnilabError as error:
@@ -87,6 +90,8 @@ def _parser() -> argparse.ArgumentParser:
         help="train FlashSAC; takes Hydra overrides, e.g. task=pendulum_swingup",
     )
     commands.add_parser("list", help="show the tasks")
+    dump = commands.add_parser("replay-dump", help="repeat the step that made a value non-finite")
+    dump.add_argument("dump", help="file that the NaN guard left")
     plot = commands.add_parser("plot", help="draw a run's learning curve")
     plot.add_argument("run", help="the run's folder")
     plot.add_argument("--out", help="picture to write (default: learning_curve.png in the run)")

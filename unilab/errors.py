@@ -44,7 +44,16 @@ class CheckpointError(UnilabError):
 
 
 class NonFiniteError(UnilabError, FloatingPointError):
-    """A NaN or infinity crossed a checked boundary."""
+    """A NaN or infinity crossed a checked boundary.
+
+    Args:
+        message: what, and where.
+        rows: environments concerned, as far as known.
+    """
+
+    def __init__(self, message: str, rows: Iterable[int] = ()) -> None:
+        super().__init__(message)
+        self.rows = sorted(set(rows))
 
 
 class EnvFaultedError(UnilabError, RuntimeError):

@@ -52,6 +52,16 @@ def test_blocks_that_touch_are_one_copy():
     assert plan.columns == [slice(2, 4), slice(6, 9), slice(0, 2), slice(4, 6)]
 
 
+def test_columns_that_lie_side_by_side_in_memory_are_one_copy():
+    rows = torch.arange(N * 8, dtype=torch.float64).reshape(N, 8)
+    views = {"left": rows[:, 1:4], "right": rows[:, 4:6], "apart": rows[:, 7:]}
+    plan = HostBridgeTransferPlan(views, [(name, slice(None)) for name in views], CPU)
+    assert sorted(tuple(v.shape) for v in plan._views) == [(N, 1), (N, 5)]
+    packet = plan.read()
+    for name, at in zip(views, plan.columns, strict=True):
+        assert torch.equal(packet[:, at], views[name].float()), name
+
+
 def test_reading_rows_updates_those_rows_only():
     views = {"a": VIEWS["a"].clone()}
     plan = HostBridgeTransferPlan(views, [("a", slice(1, 3))], CPU)

@@ -110,7 +110,7 @@ def test_runtime_page_runs_with_smaller_numbers() -> None:
 
 
 def test_tasks_page_override_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    block, _ = blocks("guide/tasks.md", "python")
+    block, _, _ = blocks("guide/tasks.md", "python")
     names: dict = {}
     exec(compile(block, "docs/guide/tasks.md", "exec"), names)
 
@@ -118,10 +118,19 @@ def test_tasks_page_override_example_runs(capsys: pytest.CaptureFixture[str]) ->
     assert names["env"].max_episode_length == 500
 
 
+def test_tasks_page_hardened_task_runs() -> None:
+    *_, block = blocks("guide/tasks.md", "python")
+    names: dict = {}
+    exec(compile(block, "docs/guide/tasks.md", "exec"), names)
+
+    assert names["data"]["next", "obs"].shape == (8, 20, 3 * 45)
+    assert names["data"]["next", "critic"].shape == (8, 20, 49)
+
+
 @pytest.fixture
 def crane_files(tmp_path: Path) -> Path:
     """The page's model, task and settings, saved as it says."""
-    _, source = blocks("guide/tasks.md", "python")
+    _, source, _ = blocks("guide/tasks.md", "python")
     (model,) = blocks("guide/tasks.md", "xml")
     (settings,) = blocks("guide/tasks.md", "yaml")
     (tmp_path / "crane.py").write_text(source)

@@ -205,6 +205,15 @@ def test_metrics_are_episode_sums_by_the_episode_length_in_seconds(tmp_path):
     assert metrics["Episode_Termination/too_far"] == 0.25
 
 
+def test_an_episode_that_has_not_begun_counts_for_nothing(tmp_path):
+    env = twins(tmp_path)
+    drive(env, 5)
+    env.drain_metrics()
+    env.reset()
+    env.reset()
+    assert env.drain_metrics() == {}
+
+
 def test_metrics_are_drained_and_a_fresh_environment_has_none(tmp_path):
     env = twins(tmp_path)
     env.reset()

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from envs.tables import go2, twins
+from envs.tables import assert_bitwise_equal, drive, go2, twins
+from tensordict import TensorDict
 from torchrl.collectors import Collector
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
-from torchrl.envs import RewardSum, StepCounter, TransformedEnv, check_env_specs
+from torchrl.envs import EnvBase, RewardSum, StepCounter, TransformedEnv, check_env_specs
 from torchrl.envs.transforms import Compose, InitTracker, ObservationNorm
 
 import unilab
@@ -73,6 +74,62 @@ def test_observations_may_be_transformed(tmp_path):
     raw = plain.rollout(11, break_when_any_done=False)
     for key in ("obs", ("next", "obs")):
         torch.testing.assert_close(seen[key], raw[key] * 2.0 + 1.0)
+
+
+@pytest.mark.parametrize("extra", [False, True])
+def test_the_own_loop_body_gives_what_torchrls_gives(extra):
+    """Falls end single rows, time limits end all."""
+    results = []
+    for body in (type(go2())._step_and_maybe_reset, EnvBase._step_and_maybe_reset):
+        env = go2(4, episode_length_s=0.12)
+        draw = torch.Generator().manual_seed(0)
+        root, seen = env.reset(), []
+        for step in range(14):
+            root.set("action", torch.rand(env.action_spec.shape, generator=draw) * 2 - 1)
+            if extra:
+                root.set("mine", torch.full((4, 2, 3), float(step + 1)))
+            if step == 8:
+                env.backend.get_state_views()["qpos"][0, 2] = 0.1
+            data, root = body(env, root)
+            seen.append((data.clone(), root.clone()))
+        results.append(seen)
+    ends = {int(data["next", "done"].sum()) for data, _ in results[0]}
+    assert ends == {0, 1, 3, 4}
+    for own, theirs in zip(*results, strict=True):
+        for mine, other in zip(own, theirs, strict=True):
+            assert_bitwise_equal(mine, other)
+
+
+def test_what_goes_beyond_plain_tensors_is_left_to_torchrl(tmp_path):
+    env = twins(tmp_path)
+    root = env.reset().set("action", torch.zeros(4, 2)).set(("mine", "deep"), torch.ones(4, 1))
+    data, root = env.step_and_maybe_reset(root)
+    assert root["mine", "deep"].tolist() == [[1.0]] * 4
+    assert data["next", "obs"].shape == (4, 4)
+
+
+def test_a_partial_reset_returns_the_last_observation_of_the_other_rows():
+    """A transform that keeps statistics sees no row that is not an observation."""
+    env = go2()
+    last = drive(env, 6)[:, -1]["next"]
+    reset = env._reset(TensorDict({"_reset": torch.tensor([0, 1, 0, 0]).bool()}, [4]))
+    for key in ("obs", "critic"):
+        assert torch.equal(reset[key][[0, 2, 3]], last[key][[0, 2, 3]]), key
+        assert not torch.equal(reset[key][1], last[key][1]), key
+
+
+def test_a_network_can_be_trained_on_what_is_returned():
+    """Terms run in inference mode; what leaves the environment does not carry it."""
+    env = go2(4, episode_length_s=0.06)
+    root = env.reset()
+    for _ in range(4):
+        root.set("action", torch.zeros(4, 12))
+        data, root = env.step_and_maybe_reset(root)
+        for td in (data, root):
+            assert not any(value.is_inference() for value in td.values(True, True))
+    layer = torch.nn.Linear(45, 1)
+    (layer(data["next", "obs"]) * data["next", "reward"]).sum().backward()
+    assert layer.weight.grad is not None
 
 
 def test_a_gradient_of_the_action_does_not_enter_the_environment(tmp_path):

@@ -38,6 +38,8 @@ class TensorCapabilities:
     """Whether single environments can be written without touching the others."""
     model_fields: frozenset[str]
     """Model parameters that may differ between environments."""
+    derived_from: frozenset[str]
+    """Those of ``model_fields`` from which others follow: a write wants a ``set_const``."""
 
     def require_sensor(self, name: str) -> int:
         """Width of a sensor.
@@ -69,6 +71,15 @@ class JointInfo:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GeomInfo:
+    """One geom of the model."""
+
+    name: str
+    """Empty for a geom without a name."""
+    body: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class ActuatorInfo:
     """One actuator of the model."""
 
@@ -90,8 +101,9 @@ class HostBridgeTransferPlan:
     Every read phase gathers its columns into one ``[num_envs, width]`` float32 packet; an
     accelerator gets it in one copy. The plan counts what crosses to the device.
 
-    Blocks of one view that touch or overlap share packet columns, so that a read copies each run
-    of columns once, whatever the number of blocks.
+    Blocks of one view that touch or overlap share packet columns, and runs that lie side by side in
+    memory are copied as one, so that a read copies each stretch of columns once, whatever the
+    number of blocks.
 
     Args:
         views: the physics views by source name, each ``[num_envs, k]``.
@@ -114,7 +126,7 @@ class HostBridgeTransferPlan:
             slice(at, at + stop - start)
             for at, (_, start, stop) in zip(placed, blocks, strict=True)
         ]
-        self._views = [views[name][:, start:stop] for name, start, stop in runs]
+        self._views = _joined([views[name][:, start:stop] for name, start, stop in runs])
         widths = [view.shape[1] for view in self._views]
         rows = self._views[0].shape[0] if self._views else 0
         self._on_host = device.type == "cpu"
@@ -139,12 +151,11 @@ class HostBridgeTransferPlan:
         Args:
             rows: ``[n]`` int64 environment indices on the CPU.
         """
-        selected = torch.cat([view[rows] for view in self._views], dim=1).float()
-        if self._on_host:
-            self.packet[rows] = selected
-        else:
-            self.packet[rows.to(self.packet.device)] = selected.to(self.packet.device)
+        selected = torch.cat([view.index_select(0, rows) for view in self._views], dim=1).float()
+        if not self._on_host:
             self._count(selected)
+            rows, selected = rows.to(self.packet.device), selected.to(self.packet.device)
+        self.packet.index_copy_(0, rows, selected)
         return self.packet
 
     def _count(self, sent: Tensor) -> None:
@@ -170,6 +181,25 @@ def _merge(blocks: Sequence[tuple[str, int, int]]) -> tuple[list[tuple[str, int,
     return runs, placed
 
 
+def _joined(views: list[Tensor]) -> list[Tensor]:
+    """The views with those made one that lie side by side in the same rows of memory."""
+    joined: list[Tensor] = []
+    for view in views:
+        if joined:
+            left = joined[-1]
+            if (
+                left.untyped_storage().data_ptr() == view.untyped_storage().data_ptr()
+                and left.dtype == view.dtype
+                and left.stride() == view.stride() == (left.stride(0), 1)
+                and left.storage_offset() + left.shape[1] == view.storage_offset()
+            ):
+                shape = (left.shape[0], left.shape[1] + view.shape[1])
+                joined[-1] = left.as_strided(shape, left.stride())
+                continue
+        joined.append(view)
+    return joined
+
+
 class SimBackend(ABC):
     """Batched physics of one model, spoken to in tensors.
 
@@ -178,7 +208,7 @@ class SimBackend(ABC):
     Attributes:
         num_envs: environments in the batch.
         timestep: seconds of one physics substep.
-        joints, actuators, bodies: the model's names and figures, in model order.
+        joints, actuators, bodies, geoms: the model's names and figures, in model order.
         default_qpos: ``[nq]`` float64, the home configuration.
         default_ctrl: ``[nu]`` float64, the control that belongs to it.
     """
@@ -188,6 +218,7 @@ class SimBackend(ABC):
     joints: tuple[JointInfo, ...]
     actuators: tuple[ActuatorInfo, ...]
     bodies: tuple[str, ...]
+    geoms: tuple[GeomInfo, ...]
     default_qpos: Tensor
     default_ctrl: Tensor
 
@@ -241,6 +272,33 @@ class SimBackend(ABC):
 
         Raises:
             ConfigError: rows or shapes do not fit; nothing was written.
+        """
+
+    @abstractmethod
+    def get_replay_state(self) -> Tensor:
+        """Live view of all that the next step depends on besides controls and the model.
+
+        Returns:
+            ``[num_envs, k]``, to be kept by a guard and given back to :meth:`replay`.
+        """
+
+    @abstractmethod
+    def get_model_bytes(self, row: int) -> bytes:
+        """The model of one environment, its own parameters included, for :meth:`replay`."""
+
+    @staticmethod
+    @abstractmethod
+    def replay(model: bytes, state: Tensor, ctrl: Tensor, nstep: int) -> Tensor:
+        """Repeat one control step of one environment, bit for bit.
+
+        Args:
+            model: from :meth:`get_model_bytes`.
+            state: ``[k]``, of :meth:`get_replay_state` before the step.
+            ctrl: ``[nu]``.
+            nstep: physics substeps.
+
+        Returns:
+            ``[k]``, the state after it.
         """
 
     @abstractmethod

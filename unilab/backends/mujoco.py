@@ -17,6 +17,7 @@ from torch import Tensor
 
 from unilab.backends.base import (
     ActuatorInfo,
+    GeomInfo,
     JointInfo,
     SimBackend,
     TensorCapabilities,
@@ -36,6 +37,10 @@ _QPOS_WIDTH = (7, 4, 1, 1)
 _QVEL_WIDTH = (6, 3, 1, 1)
 # Fields of the model that the state after a reset depends on, besides the pose that is given.
 _RESET_INPUTS = frozenset({"body_pos", "body_quat", "eq_active0"})
+# What mj_setConst reads; besides these, any option.
+_DERIVED_FROM = frozenset(mujoco.MjModel._setconst_inputs) & MODEL_FIELDS | {
+    name for name in MODEL_FIELDS if name.startswith("opt.")
+}
 _NONE, _VEL = int(mujoco.mjtStage.mjSTAGE_NONE), int(mujoco.mjtStage.mjSTAGE_VEL)
 
 
@@ -75,15 +80,23 @@ class MujocoBackend(SimBackend):
         if mujoco.get_mju_user_warning() is None:
             mujoco.set_mju_user_warning(_logger.warning)
         self._batch = Batch(self.mj_model, num_envs, num_threads)
-        # What a reset writes to a row. Copying it spares waking the threads for a handful of rows.
-        self._fresh: np.ndarray | None = self._batch.state[0].copy()
+        self._rows = torch.from_numpy(self._batch.state)  # all state fields are its columns
         self.num_envs = num_envs
         self.timestep = float(self.mj_model.opt.timestep)
         self.joints = _joints(self.mj_model)
         self.actuators = _actuators(self.mj_model)
         self.bodies = tuple(self.mj_model.body(i).name for i in range(self.mj_model.nbody))
+        self.geoms = tuple(
+            GeomInfo(name=geom.name, body=self.bodies[int(geom.bodyid[0])])
+            for geom in map(self.mj_model.geom, range(self.mj_model.ngeom))
+        )
         self.default_qpos, self.default_ctrl = _home(self.mj_model, keyframe)
         self._views = {name: self._view(name) for name in _STATE_FIELDS}
+        self._qpos, self._qvel = (self._views[name].numpy() for name in ("qpos", "qvel"))
+        self._ctrl = self._views["ctrl"]
+        self._ctrl[0] = self.default_ctrl
+        # What a reset writes to a row. Copying it spares waking the threads for a handful of rows.
+        self._fresh: np.ndarray | None = self._batch.state[0].copy()
         self._sensors = {
             s.name: slice(int(s.adr[0]), int(s.adr[0] + s.dim[0]))
             for s in map(self.mj_model.sensor, range(self.mj_model.nsensor))
@@ -91,7 +104,6 @@ class MujocoBackend(SimBackend):
         # mj_step leaves sensors one substep behind the state. They are brought up to date only
         # once somebody holds a view of them: that costs kinematics once more a control step.
         self._stage = _NONE
-        self._ctrl = self._views["ctrl"]
         home = self.default_qpos.expand(num_envs, -1)
         self.set_state_tensor(torch.arange(num_envs), home, torch.zeros(num_envs, self.mj_model.nv))
 
@@ -117,6 +129,7 @@ class MujocoBackend(SimBackend):
             sensors={name: cols.stop - cols.start for name, cols in self._sensors.items()},
             selected_row_reset=True,
             model_fields=MODEL_FIELDS,
+            derived_from=_DERIVED_FROM,
         )
 
     def get_state_views(self) -> Mapping[str, Tensor]:
@@ -146,18 +159,34 @@ class MujocoBackend(SimBackend):
     ) -> None:
         ids, qpos, qvel = self._checked_rows(rows, qpos, qvel)
         try:
-            if reset:
-                if self._fresh is None:
-                    self._batch.reset(ids, stage=_NONE)
-                else:
-                    self._batch.state[ids] = self._fresh
-                self._batch.bind("ctrl")[ids] = self.default_ctrl.numpy()
-            self._batch.bind("qpos")[ids] = qpos.numpy()
-            self._batch.bind("qvel")[ids] = qvel.numpy()
+            if reset and self._fresh is not None:
+                self._batch.state[ids] = self._fresh
+            elif reset:
+                self._batch.reset(ids, stage=_NONE)
+                self._ctrl.numpy()[ids] = self.default_ctrl.numpy()
+            self._qpos[ids] = qpos.numpy()
+            self._qvel[ids] = qvel.numpy()
             # The full forward pass seeds accelerations and contact forces, once per written row.
             self._batch.forward(ids)
         except SimulationError as error:
             raise self._fault(error) from error
+
+    def get_replay_state(self) -> Tensor:
+        return self._rows
+
+    def get_model_bytes(self, row: int) -> bytes:
+        model = self._batch.get_model(row)
+        buffer = np.empty(mujoco.mj_sizeModel(model), np.uint8)
+        mujoco.mj_saveModel(model, None, buffer)
+        return buffer.tobytes()
+
+    @staticmethod
+    def replay(model: bytes, state: Tensor, ctrl: Tensor, nstep: int) -> Tensor:
+        batch = Batch(mujoco.MjModel.from_binary_path("model.mjb", {"model.mjb": model}), 1, 1)
+        batch.state[0] = state.numpy()
+        batch.bind("ctrl")[0] = ctrl.numpy()
+        batch.step(nstep=nstep)
+        return torch.from_numpy(batch.state[0].copy())
 
     def expand(self, field: str) -> Tensor:
         if field not in MODEL_FIELDS:
@@ -178,15 +207,18 @@ class MujocoBackend(SimBackend):
     def close(self) -> None:
         self._views.clear()
         self._sensors.clear()
-        self.__dict__.pop("_ctrl", None)
-        self.__dict__.pop("_batch", None)
+        for name in ("_rows", "_qpos", "_qvel", "_ctrl", "_batch"):
+            self.__dict__.pop(name, None)
 
     def _view(self, name: str) -> Tensor:
-        array = self._batch.bind(name)
+        array = self._batch.bind(name).reshape(self.num_envs, -1)
+        if np.may_share_memory(array, self._batch.state):
+            column = (array.ctypes.data - self._batch.state.ctypes.data) // array.itemsize
+            return self._rows[:, column : column + array.shape[1]]
         with warnings.catch_warnings():
             # Outputs are read-only arrays; torch has no such notion and says so.
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-            return torch.from_numpy(array.reshape(self.num_envs, -1))
+            return torch.from_numpy(array)
 
     def _checked_rows(
         self, rows: Tensor, qpos: Tensor, qvel: Tensor

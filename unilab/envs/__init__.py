@@ -6,25 +6,34 @@ from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv, ManagerBasedRlEn
 from unilab.envs.managers import (
     ActionTermCfg,
     CommandTermCfg,
+    CurriculumTermCfg,
     EventTermCfg,
+    ManagerTermBase,
+    MetricsTermCfg,
     ObservationGroupCfg,
     ObservationTermCfg,
     RewardTermCfg,
     TerminationTermCfg,
     UniformNoiseCfg,
     reads,
+    writes,
 )
+from unilab.envs.nan_guard import NanGuardCfg
 from unilab.envs.scene import EntityScene, SceneCfg
 from unilab.envs.torch_env import TorchEnv
 
 __all__ = [
     "ActionTermCfg",
     "CommandTermCfg",
+    "CurriculumTermCfg",
     "EntityCfg",
     "EntityScene",
     "EventTermCfg",
     "ManagerBasedRlEnv",
     "ManagerBasedRlEnvCfg",
+    "ManagerTermBase",
+    "MetricsTermCfg",
+    "NanGuardCfg",
     "ObservationGroupCfg",
     "ObservationTermCfg",
     "RewardTermCfg",
@@ -35,4 +44,5 @@ __all__ = [
     "UniformNoiseCfg",
     "mdp",
     "reads",
+    "writes",
 ]

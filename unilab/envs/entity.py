@@ -29,14 +29,31 @@ class EntityCfg:
 
 @dataclass(frozen=True)
 class SceneEntityCfg:
-    """An entity, or some of its joints, as a term's parameter."""
+    """An entity, or some of its parts, as a term's parameter.
+
+    Patterns are regular expressions, each matched against whole names.
+    """
 
     name: str = "robot"
     """The entity's name in the scene."""
     joint_names: tuple[str, ...] = (".*",)
-    """Regular expressions, each matched against whole joint names."""
+    body_names: tuple[str, ...] = (".*",)
+    geom_names: tuple[str, ...] | None = None
+    """None takes all geoms of the bodies, named or not."""
+    actuator_names: tuple[str, ...] | None = None
+    """None takes all actuators of the joints."""
     joint_ids: Tensor | slice = field(default_factory=lambda: slice(None))
-    """Columns of the entity's joint tensors; filled in by the scene."""
+    """Columns of the entity's joint tensors; filled in by the scene, as those below."""
+    body_ids: Tensor | slice = field(default_factory=lambda: slice(None))
+    """Bodies of the model."""
+    geom_ids: Tensor | slice = field(default_factory=lambda: slice(None))
+    """Geoms of the model."""
+    actuator_ids: Tensor | slice = field(default_factory=lambda: slice(None))
+    """Actuators of the model."""
+
+    def joints_of(self, value: Tensor) -> Tensor:
+        """The columns of these joints in a ``[num_envs, num_joints]`` tensor of the entity."""
+        return value if isinstance(self.joint_ids, slice) else value[:, self.joint_ids]
 
 
 # What an entity publishes -> the fields it is computed from. Others are read as such.
@@ -59,8 +76,13 @@ class EntityData:
     """
 
     def __init__(
-        self, entity: str, joints: Sequence[JointInfo], qpos: Tensor, device: torch.device
-    ):
+        self,
+        entity: str,
+        joints: Sequence[JointInfo],
+        qpos: Tensor,
+        num_envs: int,
+        device: torch.device,
+    ) -> None:
         self._entity = entity
         self._columns: dict[str, Tensor] = {}
         self._cache: dict[str, Tensor] = {}
@@ -70,6 +92,8 @@ class EntityData:
         limits = torch.tensor([j.range for j in joints], dtype=torch.float32, device=device)
         self.joint_pos_limits = limits.reshape(-1, 2)
         """``[num_joints, 2]``, lower and upper."""
+        self.encoder_bias = torch.zeros(num_envs, len(joints), device=device)
+        """``[num_envs, num_joints]`` rad, what the encoders read too much."""
 
     @property
     def joint_pos(self) -> Tensor:
@@ -158,7 +182,11 @@ class Entity:
                 f"entity {name!r} has joints {kinds}: one free joint at the root and, below it, "
                 "hinge and slide joints are supported"
             )
-        self.data = EntityData(name, self.joints, backend.default_qpos, device)
+        self.bodies = tuple(b for b in backend.bodies if b in tree)
+        self._model = backend
+        self.dof_ids = torch.tensor([j.qvel.start for j in self.joints], dtype=torch.int64)
+        """``[num_joints]``, columns of the joints among the model's degrees of freedom."""
+        self.data = EntityData(name, self.joints, backend.default_qpos, backend.num_envs, device)
         root = slice(0, 0) if self.root_joint is None else self.root_joint.qpos
         self.default_root_pose = backend.default_qpos[root].float().to(device)
         """``[7]``, the root's home position and quaternion; ``[0]`` for a fixed entity."""
@@ -170,6 +198,41 @@ class Entity:
             ConfigError: a pattern matches nothing.
         """
         return find_names(patterns, self.joint_names, f"joint of {self.name!r}")
+
+    def find_bodies(self, patterns: Sequence[str]) -> list[int]:
+        """The model's numbers of the entity's bodies whose whole names match.
+
+        Raises:
+            ConfigError: a pattern matches nothing.
+        """
+        found = find_names(patterns, self.bodies, f"body of {self.name!r}")
+        return [self._model.bodies.index(self.bodies[i]) for i in found]
+
+    def find_geoms(self, patterns: Sequence[str] | None, bodies: Sequence[int]) -> list[int]:
+        """The model's numbers of the bodies' geoms whose whole names match; None takes all.
+
+        Raises:
+            ConfigError: a pattern matches nothing.
+        """
+        names = {self._model.bodies[i] for i in bodies}
+        own = [i for i, geom in enumerate(self._model.geoms) if geom.body in names]
+        if patterns is None:
+            return own
+        named = [self._model.geoms[i].name for i in own]
+        return [own[i] for i in find_names(patterns, named, f"geom of {self.name!r}")]
+
+    def find_actuators(self, patterns: Sequence[str] | None, joints: Sequence[int]) -> list[int]:
+        """The model's numbers of the joints' actuators whose whole names match; None takes all.
+
+        Raises:
+            ConfigError: a pattern matches nothing.
+        """
+        names = {self.joint_names[i] for i in joints}
+        own = [i for i, a in enumerate(self._model.actuators) if a.joint in names]
+        if patterns is None:
+            return own
+        named = [self._model.actuators[i].name for i in own]
+        return [own[i] for i in find_names(patterns, named, f"actuator of {self.name!r}")]
 
     def source(self, name: str) -> Source:
         """Where a field is read from.

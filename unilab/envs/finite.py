@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
+
+from unilab.errors import NonFiniteError
 
 
 def is_finite(value: Tensor) -> bool:
@@ -16,6 +19,17 @@ def is_finite(value: Tensor) -> bool:
     """
     # A sum is non-finite as soon as one summand is; one that overflows needs the second look.
     return math.isfinite(value.sum().item()) or bool(value.isfinite().all())
+
+
+def non_finite(what: str, bad: Mapping[str, Sequence[int]]) -> NonFiniteError:
+    """The error for values that are not finite.
+
+    Args:
+        what: the beginning of the message.
+        bad: rows by name of the term or field.
+    """
+    rows = [row for found in bad.values() for row in found]
+    return NonFiniteError(f"{what}: first rows): {dict(bad)}", rows)
 
 
 def bad_rows(value: Tensor, shown: int = 8) -> list[int]:

@@ -8,13 +8,18 @@ import torch
 from torch import Tensor
 
 from unilab.backends import MujocoBackend, SimBackend
+from unilab.envs.episodes import EpisodeSums
 from unilab.envs.managers import (
     ActionManager,
     ActionTermCfg,
     CommandManager,
     CommandTermCfg,
+    CurriculumManager,
+    CurriculumTermCfg,
     EventManager,
     EventTermCfg,
+    MetricsManager,
+    MetricsTermCfg,
     ObservationGroupCfg,
     ObservationManager,
     RewardManager,
@@ -22,9 +27,12 @@ from unilab.envs.managers import (
     TerminationManager,
     TerminationTermCfg,
 )
+from unilab.envs.managers.term import Term
+from unilab.envs.mdp.terminations import nan_detection
+from unilab.envs.nan_guard import NanGuard, NanGuardCfg
 from unilab.envs.scene import EntityScene, SceneCfg
 from unilab.envs.torch_env import TorchEnv
-from unilab.errors import CapabilityError, ConfigError
+from unilab.errors import CapabilityError, ConfigError, NonFiniteError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +51,13 @@ class ManagerBasedRlEnvCfg:
     terminations: dict[str, TerminationTermCfg]
     commands: dict[str, CommandTermCfg] = field(default_factory=dict)
     events: dict[str, EventTermCfg] = field(default_factory=dict)
+    curriculum: dict[str, CurriculumTermCfg] = field(default_factory=dict)
+    metrics: dict[str, MetricsTermCfg] = field(default_factory=dict)
+    init_at_random_ep_len: bool = False
+    """Whether the first episodes begin at random points of their time, so that time limits do not
+    end all environments at once for ever after."""
+    nan_guard: NanGuardCfg | None = None
+    """Where to keep the last states of rows that become non-finite; None keeps nothing."""
     num_threads: int = 0
     """Physics threads; 0 takes all cores."""
 
@@ -57,7 +72,7 @@ class ManagerBasedRlEnv(TorchEnv):
     """A task run by managers, many environments at once.
 
     The order of a step: controls, physics, one packed read, terminations, rewards, interval
-    events, commands, observations.
+    events, commands, metrics, observations.
 
     Args:
         cfg: the task.
@@ -94,23 +109,36 @@ class ManagerBasedRlEnv(TorchEnv):
         self.step_dt = cfg.decimation * backend.timestep
         self.max_episode_length = max(1, round(cfg.episode_length_s / self.step_dt))
         self.scene = EntityScene(cfg.scene, backend, self.device)
+        self.terms: list[Term] = []
         self.action_manager = ActionManager(cfg.actions, self)
         self.command_manager = CommandManager(cfg.commands, self)
         self.observation_manager = ObservationManager(cfg.observations, self)
         self.reward_manager = RewardManager(cfg.rewards, self)
         self.termination_manager = TerminationManager(cfg.terminations, self)
         self.event_manager = EventManager(cfg.events, self)
+        self.curriculum_manager = CurriculumManager(cfg.curriculum, self)
+        self.metrics_manager = MetricsManager(cfg.metrics, self)
         self.event_manager.startup()
         self.scene.compile_tensor_reads()
-        self.observation_manager.prepare()
-        self.reward_manager.prepare()
-        self.termination_manager.prepare()
-        self.event_manager.prepare()
-        self._ended = 0
-        self._ended_rewards = torch.zeros(len(self.reward_manager.term_names), device=self.device)
-        self._ended_causes = torch.zeros(
-            len(self.termination_manager.term_names), dtype=torch.int64, device=self.device
+        self._episodes = EpisodeSums(
+            {
+                "Episode_Reward": self.reward_manager.term_names,
+                "Episode_Termination": self.termination_manager.term_names,
+                "Metrics": self.metrics_manager.term_names,
+            },
+            num_envs,
+            self.device,
+            per_step=("Metrics",),
         )
+        self.observation_manager.prepare()
+        self.reward_manager.prepare(self._episodes["Episode_Reward"])
+        self.termination_manager.prepare(self._episodes["Episode_Termination"])
+        self.event_manager.prepare()
+        self.curriculum_manager.prepare()
+        self.metrics_manager.prepare(self._episodes["Metrics"])
+        self._loses_rows = any(t.func is nan_detection for t in cfg.terminations.values())
+        self._guard = None if cfg.nan_guard is None else NanGuard(cfg.nan_guard, backend)
+        self._staggering = cfg.init_at_random_ep_len
         self._make_specs(self.action_manager.action_dim)
 
     @property
@@ -123,43 +151,42 @@ class ManagerBasedRlEnv(TorchEnv):
         Returns:
             ``Episode_Reward/<term>``: weighted sum of the term over the episode, by
             ``episode_length_s`` (an episode that ends early counts what it missed as 0);
-            ``Episode_Termination/<term>``: share of the episodes that the term ended.
+            ``Episode_Termination/<term>``: share of the episodes that the term ended;
+            ``Metrics/<term>``: mean over the steps of the episodes;
+            ``Curriculum/<term>``: as the term returned it last, in every call.
         """
-        if not self._ended:
-            return {}
-        rewards = (self._ended_rewards / (self._ended * self.cfg.episode_length_s)).tolist()
-        causes = (self._ended_causes / self._ended).tolist()
-        self._ended = 0
-        self._ended_rewards.zero_()
-        self._ended_causes.zero_()
-        return {
-            **{
-                f"Episode_Reward/{name}": value
-                for name, value in zip(self.reward_manager.term_names, rewards, strict=True)
-            },
-            **{
-                f"Episode_Termination/{name}": value
-                for name, value in zip(self.termination_manager.term_names, causes, strict=True)
-            },
+        per_second = 1.0 / self.cfg.episode_length_s
+        return self.curriculum_manager.metrics | {
+            tag: value * per_second if tag.startswith("Episode_Reward/") else value
+            for tag, value in self._episodes.drain().items()
         }
 
     def _physics(self, action: Tensor) -> None:
         ctrl = self.action_manager.process(action)
+        if self._guard is not None:
+            self._guard.record(ctrl)
         self.backend.step_tensor(ctrl, self.cfg.decimation)
         self.scene.read()
-        self.scene.check_finite()
+        self.scene.check_finite(self._loses_rows)
 
     def _evaluate(self) -> tuple[Tensor, Tensor, Tensor]:
+        self._episodes.step()
         terminated, truncated = self.termination_manager.compute()
         reward = self.reward_manager.compute()
         written = self.event_manager.interval()
         if written is not None:
             self.scene.read_rows(written)
         self.command_manager.compute()
+        self.metrics_manager.compute()
         return reward, terminated, truncated
 
-    def _observe(self) -> dict[str, Tensor]:
-        return self.observation_manager.compute()
+    def _on_fault(self, error: BaseException) -> None:
+        if self._guard is not None and isinstance(error, NonFiniteError):
+            path = self._guard.dump(error, self.common_step_counter, self.cfg.decimation)
+            error.add_note(f"Its last states are in {path}: unilab replay-dump {path}")
+
+    def _observe(self, rows: Tensor | None = None) -> dict[str, Tensor]:
+        return self.observation_manager.compute(rows)
 
     def _stage_reset(self, rows: Tensor) -> None:
         self.scene.stage_reset(rows)
@@ -171,21 +198,17 @@ class ManagerBasedRlEnv(TorchEnv):
 
     def _commit_reset(self, rows: Tensor) -> None:
         self.scene.commit_staged()
-        self._record_ended(rows)
+        self.curriculum_manager.compute(rows)
+        self._episodes.reset(rows)
+        for term in self.terms:
+            term.reset(rows)
         self.action_manager.reset(rows)
-        self.reward_manager.reset(rows)
         self.command_manager.reset(rows)
         self.event_manager.reset(rows)
+        if self._staggering and rows.shape[0] == self.num_envs:
+            self._staggering = False
+            self.episode_length.random_(0, self.max_episode_length, generator=self.generator)
         self.scene.read_rows(rows)
-
-    def _record_ended(self, rows: Tensor) -> None:
-        """Add the rows' finished episodes to the running means; a fresh row has none."""
-        rows = rows[self.episode_length[rows] > 0]
-        if not rows.shape[0]:
-            return
-        self._ended += rows.shape[0]
-        self._ended_rewards += self.reward_manager.episode_sums[:, rows].sum(1)
-        self._ended_causes += self.termination_manager.term_dones[:, rows].sum(1)
 
     def close(self, *, raise_if_closed: bool = True) -> None:
         """Free the physics; a second call does nothing."""
@@ -201,5 +224,7 @@ class ManagerBasedRlEnv(TorchEnv):
             self.reward_manager,
             self.termination_manager,
             self.event_manager,
+            self.curriculum_manager,
+            self.metrics_manager,
         )
         return "\n".join(map(str, managers))

@@ -33,17 +33,10 @@ def gravity_direction(quat: Tensor) -> Tensor:
         ``[N, 3]``: (0, 0, -1) when upright.
     """
     # Minus the third row of the rotation matrix, as (0, 0, 1) - 2 z (x, y, z) - 2 w (-y, x, w).
-    order, sign, up = _gravity_constants(quat.device)
-    turned = quat.index_select(1, order).mul_(sign)
-    out = torch.addcmul(up, quat[:, 3:], quat[:, 1:], value=-2.0)
+    device = quat.device
+    turned = quat.index_select(1, _order(device, 2, 1, 0)).mul_(_signs(device, -1, 1, 1))
+    out = torch.addcmul(_signs(device, 0, 0, 1), quat[:, 3:], quat[:, 1:], value=-2.0)
     return out.addcmul_(quat[:, :1], turned, value=-2.0)
-
-
-@cache
-def _gravity_constants(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    order = torch.tensor([2, 1, 0], device=device)
-    sign = torch.tensor([-1.0, 1.0, 1.0], device=device)
-    return order, sign, torch.tensor([0.0, 0.0, 1.0], device=device)
 
 
 def from_euler(roll: Tensor, pitch: Tensor, yaw: Tensor) -> Tensor:
@@ -56,16 +49,14 @@ def from_euler(roll: Tensor, pitch: Tensor, yaw: Tensor) -> Tensor:
         ``[N, 4]``.
     """
     half = 0.5 * torch.stack((roll, pitch, yaw))
-    (cr, cp, cy), (sr, sp, sy) = half.cos(), half.sin()
-    return torch.stack(
-        (
-            cy * cp * cr + sy * sp * sr,
-            cy * cp * sr - sy * sp * cr,
-            cy * sp * cr + sy * cp * sr,
-            sy * cp * cr - cy * sp * sr,
-        ),
-        dim=-1,
-    )
+    # Each component is the sum of two products of a yaw, a pitch and a roll factor, of which rows
+    # 0 to 2 are the cosines of roll, pitch and yaw and rows 3 to 5 their sines.
+    trig, device = torch.cat((half.cos(), half.sin())), half.device
+    products = trig.index_select(0, _order(device, 2, 2, 2, 5, 5, 5, 5, 2))
+    products *= trig.index_select(0, _order(device, 1, 1, 4, 1, 4, 4, 1, 4))
+    products *= trig.index_select(0, _order(device, 0, 3, 0, 0, 3, 0, 3, 3))
+    first, second = products.split(4)
+    return (first + second * _signs(device, 1, -1, 1, -1, shape=(4, 1))).T
 
 
 def multiply(a: Tensor, b: Tensor) -> Tensor:
@@ -77,14 +68,26 @@ def multiply(a: Tensor, b: Tensor) -> Tensor:
     Returns:
         ``[N, 4]``.
     """
-    aw, ax, ay, az = a.unbind(-1)
-    bw, bx, by, bz = b.unbind(-1)
-    return torch.stack(
-        (
-            aw * bw - ax * bx - ay * by - az * bz,
-            aw * bx + ax * bw + ay * bz - az * by,
-            aw * by - ax * bz + ay * bw + az * bx,
-            aw * bz + ax * by - ay * bx + az * bw,
-        ),
-        dim=-1,
-    )
+    # Each component is the sum, from left to right, of four products.
+    order = _order(a.device, 0, 1, 2, 3, 1, 0, 3, 2, 2, 3, 0, 1, 3, 2, 1, 0)
+    signs = _signs(a.device, 1, -1, -1, -1, 1, 1, 1, -1, 1, -1, 1, 1, 1, 1, -1, 1)
+    factors = b.index_select(-1, order).mul_(signs).unflatten(-1, (4, 4))
+    w, x, y, z = (a.unsqueeze(-2) * factors).unbind(-1)
+    return w + x + y + z
+
+
+@cache
+def _constant(
+    values: tuple[int, ...], shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """A small tensor, made once; one made in inference mode could not be used outside it."""
+    with torch.inference_mode(False):
+        return torch.tensor(values, dtype=dtype, device=device).reshape(shape)
+
+
+def _order(device: torch.device, *columns: int) -> Tensor:
+    return _constant(columns, (-1,), torch.int64, device)
+
+
+def _signs(device: torch.device, *values: int, shape: tuple[int, ...] = (-1,)) -> Tensor:
+    return _constant(values, shape, torch.float32, device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch import Tensor
 from unilab.backends import HostBridgeTransferPlan, SimBackend
 from unilab.backends.base import Source
 from unilab.envs.entity import DERIVED_FIELDS, Entity, EntityCfg, SceneEntityCfg
-from unilab.envs.finite import bad_rows, is_finite
+from unilab.envs.finite import bad_rows, is_finite, non_finite
 from unilab.errors import ConfigError, NonFiniteError, did_you_mean
 
 
@@ -26,6 +27,21 @@ class SceneCfg:
     """Keyframe with the home pose; None takes the model's own zero pose."""
 
 
+@dataclass(frozen=True)
+class StagedWrite:
+    """Values for some columns of a tensor that has a row an environment."""
+
+    target: Tensor
+    index: tuple[Tensor | int, ...]
+    """What follows the rows."""
+    value: Tensor
+    """``[n, ...]``."""
+    what: str
+    """For messages: the field's name."""
+    derives: bool
+    """Whether other fields of the model follow from it."""
+
+
 @dataclass
 class StagedState:
     """The rows of an open transaction and what will be written to them."""
@@ -38,6 +54,8 @@ class StagedState:
     """``[n, nv]`` float64."""
     reset: bool
     """Whether a new episode begins."""
+    writes: list[StagedWrite] = field(default_factory=list)
+    """Model parameters and the like."""
 
 
 class EntityScene:
@@ -63,6 +81,10 @@ class EntityScene:
         self._sensor_columns: dict[str, Tensor] = {}
         self._plan: HostBridgeTransferPlan | None = None
         self._staged: StagedState | None = None
+        self.diverged = torch.zeros(backend.num_envs, dtype=torch.bool, device=device)
+        """``[num_envs]``, whose physics left non-finite values in the last step."""
+        self._fields: dict[str, Tensor] = {}
+        self._nominal: dict[str, Tensor] = {}
 
     def __getitem__(self, name: str) -> Entity:
         try:
@@ -81,16 +103,23 @@ class EntityScene:
         return self._plan
 
     def resolve(self, cfg: SceneEntityCfg) -> SceneEntityCfg:
-        """Turn joint patterns into columns.
+        """Turn patterns of names into columns.
 
         Raises:
-            ConfigError: no such entity, or a pattern matches no joint.
+            ConfigError: no such entity, or a pattern matches nothing.
         """
         entity = self[cfg.name]
-        if cfg.joint_names == (".*",):
-            return cfg
-        ids = torch.tensor(entity.find_joints(cfg.joint_names), device=self._device)
-        return replace(cfg, joint_ids=ids)
+        joints = entity.find_joints(cfg.joint_names)
+        bodies = entity.find_bodies(cfg.body_names)
+        found = {
+            "body_ids": bodies,
+            "geom_ids": entity.find_geoms(cfg.geom_names, bodies),
+            "actuator_ids": entity.find_actuators(cfg.actuator_names, joints),
+        }
+        ids: dict[str, Any] = {k: torch.tensor(v, dtype=torch.int64) for k, v in found.items()}
+        if cfg.joint_names != (".*",):
+            ids["joint_ids"] = torch.tensor(joints, device=self._device)
+        return replace(cfg, **ids)
 
     def declare(self, entity: str, name: str) -> None:
         """Add a field of an entity to the union that is read every phase."""
@@ -102,6 +131,54 @@ class EntityScene:
         """Add a sensor to the union that is read every phase."""
         self._backend.get_tensor_capabilities().require_sensor(name)
         self._declared[("", f"sensor:{name}")] = None
+
+    def declare_field(self, name: str) -> None:
+        """Let a model parameter differ between environments, for a term that writes it.
+
+        Raises:
+            CapabilityError: the backend cannot vary it.
+        """
+        if name not in self._fields:
+            self._fields[name] = self._backend.expand(name)
+            self._nominal[name] = self._fields[name][0].clone()
+
+    def nominal(self, name: str) -> Tensor:
+        """A declared model parameter as the model file has it, without a row an environment."""
+        try:
+            return self._nominal[name]
+        except KeyError:
+            raise ConfigError(
+                f"model field {name!r} was used by a term that did not declare it: decorate the "
+                f"term with @writes({name!r})"
+            ) from None
+
+    def write_field(self, name: str, index: tuple[Tensor | int, ...], value: Tensor) -> None:
+        """Stage a declared model parameter for the rows of the open transaction.
+
+        What the model derives from the parameter is recomputed with it.
+
+        Args:
+            name: the field, as MuJoCo's model has it.
+            index: where to write within an environment's field; the first are indices ``[m]``.
+            value: ``[n, m]`` (and what the index leaves of the field).
+        """
+        self.nominal(name)
+        derives = name in self._backend.get_tensor_capabilities().derived_from
+        self._stage(StagedWrite(self._fields[name], index, value, name, derives))
+
+    def write_tensor(self, target: Tensor, columns: Tensor, value: Tensor, what: str) -> None:
+        """Stage rows of a tensor that is not the simulator's, such as a sensor's bias.
+
+        Args:
+            target: ``[num_envs, k]``.
+            columns: ``[m]``, where to write.
+            value: ``[n, m]``.
+            what: its name, for messages.
+        """
+        self._stage(StagedWrite(target, (columns,), value, what, derives=False))
+
+    def _stage(self, write: StagedWrite) -> None:
+        self.staged.writes.append(write)
 
     def compile_tensor_reads(self) -> HostBridgeTransferPlan:
         """Freeze the union of declared columns into one packet."""
@@ -139,20 +216,29 @@ class EntityScene:
         self.plan.read_rows(rows)
         self._changed()
 
-    def check_finite(self) -> None:
+    def check_finite(self, lose_rows: bool = False) -> None:
         """One reduction over the packet.
+
+        Args:
+            lose_rows: instead of an error, mark the rows in ``diverged`` and let terms read zeros.
 
         Raises:
             NonFiniteError: names the fields and rows.
         """
         packet = self.plan.packet
         if is_finite(packet):
+            if lose_rows:
+                self.diverged.fill_(False)
+            return
+        if lose_rows:
+            torch.logical_not(packet.isfinite().all(1), out=self.diverged)
+            packet.masked_fill_(self.diverged.unsqueeze(1), 0.0)
             return
         bad = {}
         for (entity, name), cols in zip(self._declared, self.plan.columns, strict=True):
             if rows := bad_rows(packet[:, cols]):
                 bad[f"{entity}.{name}" if entity else name] = rows
-        raise NonFiniteError(f"physics left non-finite values (field: first rows): {bad}")
+        raise non_finite("physics left non-finite values (field", bad)
 
     def stage_reset(self, rows: Tensor) -> None:
         """Open a transaction that will start new episodes from the home pose."""
@@ -180,6 +266,13 @@ class EntityScene:
             NonFiniteError: a staged value is not finite; nothing was written.
         """
         staged = self.staged
+        for write in staged.writes:
+            if not is_finite(write.value):
+                bad = staged.rows[bad_rows(write.value)]
+                raise NonFiniteError(
+                    f"an event staged non-finite {write.what} for rows {bad.tolist()}: "
+                    "nothing was written"
+                )
         if is_finite(staged.qpos) and is_finite(staged.qvel):
             return
         bad = staged.rows[bad_rows(torch.cat((staged.qpos, staged.qvel), dim=1))]
@@ -195,6 +288,11 @@ class EntityScene:
     def commit_staged(self) -> None:
         """Write the transaction once and close it."""
         staged, self._staged = self.staged, None
+        for write in staged.writes:
+            rows = staged.rows.to(write.target.device).unsqueeze(1)
+            write.target[(rows, *write.index)] = write.value.to(write.target)
+        if any(write.derives for write in staged.writes):
+            self._backend.set_const(staged.rows)
         self._backend.set_state_tensor(staged.rows, staged.qpos, staged.qvel, reset=staged.reset)
 
     def _changed(self) -> None:

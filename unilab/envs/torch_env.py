@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import torch
@@ -13,29 +14,23 @@ from torchrl.data import Bounded, Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase
 
 from unilab.envs.finite import bad_rows, is_finite
+from unilab.envs.threads import PARALLEL_GRAIN, OneThread
 from unilab.errors import CapabilityError, ConfigError, EnvFaultedError, NonFiniteError
 
 TRAINING_STATE_VERSION = 1
-PARALLEL_GRAIN = 32768
-"""Elements below which PyTorch runs elementwise operations on one CPU thread (at::GRAIN_SIZE)."""
+_FLAGS = ("done", "terminated", "truncated")
 
 
-class _OneThread(AbstractContextManager[None]):
-    """PyTorch on one CPU thread.
+@dataclass
+class _Life:
+    """What changes of an environment besides its tensors."""
 
-    MKL's vector functions (exp, sin, ...) start threads for far smaller tensors than PyTorch does.
-    On cores that physics, a learner or a neighbour also uses, waiting for such a thread costs
-    up to a scheduler's time slice, thousands of times the work.
-    """
-
-    _outside = 1
-
-    def __enter__(self) -> None:
-        self._outside = torch.get_num_threads()
-        torch.set_num_threads(1)
-
-    def __exit__(self, *exc: object) -> None:
-        torch.set_num_threads(self._outside)
+    control_steps: int = 0
+    fault: BaseException | None = None
+    fault_at: str = ""
+    released: bool = False
+    observation: dict[str, Tensor] = field(default_factory=dict)
+    """The last one returned, for the rows that a reset leaves alone."""
 
 
 class TorchEnv(EnvBase):
@@ -76,10 +71,12 @@ class TorchEnv(EnvBase):
         self.generator.seed() if seed is None else self.generator.manual_seed(seed)
         self.episode_length = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
         self._all_rows = torch.arange(num_envs, device=self.device)
-        self._control_steps = 0
-        self._fault: BaseException | None = None
-        self._fault_at = ""
-        self._released = False
+        self._life = _Life()
+
+    @property
+    def common_step_counter(self) -> int:
+        """Control steps so far, over all episodes; what a curriculum goes by."""
+        return self._life.control_steps
 
     # What an environment fills in ---------------------------------------------------------------
 
@@ -97,8 +94,12 @@ class TorchEnv(EnvBase):
         """Reward, terminated and truncated of the new state, ``[num_envs]`` each."""
 
     @abstractmethod
-    def _observe(self) -> dict[str, Tensor]:
-        """New tensors for every observation group, ``[num_envs, width]``."""
+    def _observe(self, rows: Tensor | None = None) -> dict[str, Tensor]:
+        """New tensors for every observation group, ``[n, width]``.
+
+        Args:
+            rows: environments that begin an episode; None: all have gone on by a step.
+        """
 
     @abstractmethod
     def _stage_reset(self, rows: Tensor) -> None:
@@ -110,6 +111,9 @@ class TorchEnv(EnvBase):
 
     def _discard_reset(self) -> None:
         """Drop a payload that was not written."""
+
+    def _on_fault(self, error: BaseException) -> None:
+        """Keep what may explain a failure, before the environment is given up."""
 
     # The lifecycle ------------------------------------------------------------------------------
 
@@ -124,7 +128,7 @@ class TorchEnv(EnvBase):
         n, device = self.num_envs, self.device
         self._action_shape = torch.Size((n, action_dim))
         small = device.type == "cpu" and n * max(action_dim, *groups.values()) < PARALLEL_GRAIN
-        self._threads: AbstractContextManager[None] = _OneThread() if small else nullcontext()
+        self._threads: AbstractContextManager[None] = OneThread() if small else nullcontext()
         self.observation_spec = Composite(
             {k: Unbounded((n, width), device=device) for k, width in groups.items()},
             shape=(n,),
@@ -134,7 +138,7 @@ class TorchEnv(EnvBase):
         self.reward_spec = Unbounded((n, 1), device=device)
         flag = Categorical(2, shape=(n, 1), dtype=torch.bool, device=device)
         self.done_spec = Composite(
-            {k: flag.clone() for k in ("done", "terminated", "truncated")},
+            {k: flag.clone() for k in _FLAGS},
             shape=(n,),
             device=device,
         )
@@ -146,10 +150,10 @@ class TorchEnv(EnvBase):
         with self._threads:
             try:
                 self._physics(action)
-                self._control_steps += 1
-                self.episode_length += 1
+                self._life.control_steps += 1
+                self.episode_length.add_(1)
                 reward, terminated, truncated = self._evaluate()
-                observation = self._observe()
+                observation = self._life.observation = self._observe()
             except BaseException as error:
                 self._set_fault(error, "step")
         return TensorDict._new_unsafe(
@@ -164,11 +168,24 @@ class TorchEnv(EnvBase):
             device=self.device,
         )
 
-    @torch.no_grad()
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
         self._check_usable()
         mask = None if tensordict is None else tensordict.get("_reset", None)
-        rows = self._all_rows if mask is None else self._selected(mask)
+        return TensorDict._new_unsafe(
+            self._begin_episodes(self._all_rows if mask is None else self._selected(mask)),
+            batch_size=self.batch_size,
+            device=self.device,
+        )
+
+    @torch.no_grad()
+    def _begin_episodes(self, rows: Tensor) -> dict[str, Tensor]:
+        """Reset some rows as one transaction.
+
+        Returns:
+            What a reset returns of every row: its observations and three flags that are False. The
+            observations of rows that were not reset are the last ones.
+        """
+        whole = rows.shape[0] == self.num_envs
         with self._threads:
             before = self.generator.get_state()
             try:
@@ -180,26 +197,66 @@ class TorchEnv(EnvBase):
                 raise
             try:
                 if rows.shape[0]:
+                    self.episode_length.index_fill_(0, rows, 0)
                     self._commit_reset(rows)
-                    self.episode_length[rows] = 0
-                observation = self._observe()
+                fresh = self._observe(rows)
+                if not whole:
+                    last = self._life.observation or self._observe(self._all_rows)
+                    fresh = {k: last[k].index_copy(0, rows, value) for k, value in fresh.items()}
             except BaseException as error:
                 self._set_fault(error, "reset")
-        flag = torch.zeros(self.num_envs, 1, dtype=torch.bool, device=self.device)
-        return TensorDict._new_unsafe(
-            {
-                **observation,
-                "done": flag,
-                "terminated": flag.clone(),
-                "truncated": flag.clone(),
-            },
-            batch_size=self.batch_size,
-            device=self.device,
+        self._life.observation = fresh
+        flags = torch.zeros(3, self.num_envs, 1, dtype=torch.bool, device=self.device)
+        return {**fresh, **dict(zip(_FLAGS, flags, strict=True))}
+
+    @classmethod
+    def _complete_done(cls, done_spec: Composite, data: TensorDictBase) -> TensorDictBase:
+        # A step and a reset return all three flags in their final shape.
+        return data
+
+    def _step_and_maybe_reset(
+        self, tensordict: TensorDictBase
+    ) -> tuple[TensorDictBase, TensorDictBase]:
+        """TorchRL's loop body for the one level of keys that this environment has.
+
+        The same result as TorchRL's own, which walks trees of keys to get there; whatever goes
+        beyond (entries of a caller that are not plain tensors, partial steps, hooks) is left to it.
+        """
+        plain = (
+            type(tensordict) is TensorDict
+            and tensordict.device == self.device
+            and self._post_step_mdp_hooks is None
+            and not self.run_type_checks
+            and all(
+                isinstance(value, Tensor) and key not in ("_step", "_reset")
+                for key, value in tensordict.items()
+            )
+        )
+        if not plain:
+            return super()._step_and_maybe_reset(tensordict)
+        self._assert_tensordict_shape(tensordict)
+        after = self._step(tensordict)
+        tensordict._set_str("next", after, validated=True, inplace=False, non_blocking=False)
+        root = {k: v for k, v in tensordict.items() if k not in ("next", "reward")}
+        root.update((key, after.get(key)) for key in (*self._life.observation, *_FLAGS))
+        done = root["done"]
+        if done.any():
+            rows = done.flatten().nonzero().flatten()
+            begun = self._begin_episodes(rows)
+            if rows.shape[0] < self.num_envs:
+                # Nothing of an episode that ended stays at the root of the next one.
+                for key, value in root.items():
+                    if key not in begun:
+                        ended = done.reshape(-1, *(1,) * (value.ndim - 1))
+                        root[key] = value.masked_fill(ended, 0)
+            root.update(begun)
+        return tensordict, TensorDict._new_unsafe(
+            root, batch_size=self.batch_size, device=self.device
         )
 
     def close(self, *, raise_if_closed: bool = True) -> None:
         """End the environment; a second call does nothing."""
-        self._released = True
+        self._life.released = True
         super().close(raise_if_closed=raise_if_closed)
 
     def _set_seed(self, seed: int | None) -> None:
@@ -208,7 +265,7 @@ class TorchEnv(EnvBase):
 
     def export_training_state(self) -> dict[str, int]:
         """What a checkpoint keeps of the environment: version 1, control steps so far."""
-        return {"version": TRAINING_STATE_VERSION, "control_steps": self._control_steps}
+        return {"version": TRAINING_STATE_VERSION, "control_steps": self._life.control_steps}
 
     def import_training_state(self, state: dict[str, int]) -> None:
         """Continue from a checkpoint.
@@ -227,7 +284,7 @@ class TorchEnv(EnvBase):
                 f"environment training state has control_steps {steps!r}: "
                 "expected a non-negative integer"
             )
-        self._control_steps = steps
+        self._life.control_steps = steps
 
     def _validated(self, action: Tensor | None) -> Tensor:
         if action is None:
@@ -260,17 +317,20 @@ class TorchEnv(EnvBase):
         return mask.reshape(n).nonzero().flatten()
 
     def _check_usable(self) -> None:
-        if self._fault is not None:
+        life = self._life
+        if life.fault is not None:
             raise EnvFaultedError(
-                f"the environment failed earlier, {self._fault_at} "
-                f"({type(self._fault).__name__}: {self._fault}); "
+                f"the environment failed earlier, {life.fault_at} "
+                f"({type(life.fault).__name__}: {life.fault}); "
                 "its state is undefined: make a new one"
-            ) from self._fault
-        if self._released:
+            ) from life.fault
+        if life.released:
             raise EnvFaultedError("the environment is closed: make a new one")
 
     def _set_fault(self, error: BaseException, what: str) -> NoReturn:
-        self._fault = error
-        self._fault_at = f"in a {what} after {self._control_steps} control steps"
-        error.add_note(f"The environment failed {self._fault_at} and can no longer be used.")
+        life = self._life
+        life.fault = error
+        life.fault_at = f"in a {what} after {life.control_steps} control steps"
+        error.add_note(f"The environment failed {life.fault_at} and can no longer be used.")
+        self._on_fault(error)
         raise error

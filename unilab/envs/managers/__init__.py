@@ -11,7 +11,9 @@ from unilab.envs.managers.command import (
     CommandTerm,
     CommandTermCfg,
 )
+from unilab.envs.managers.curriculum import CurriculumManager, CurriculumTermCfg
 from unilab.envs.managers.event import EventManager, EventTermCfg
+from unilab.envs.managers.metrics import MetricsManager, MetricsTermCfg
 from unilab.envs.managers.observation import (
     ObservationGroupCfg,
     ObservationManager,
@@ -19,7 +21,7 @@ from unilab.envs.managers.observation import (
     UniformNoiseCfg,
 )
 from unilab.envs.managers.reward import RewardManager, RewardTermCfg
-from unilab.envs.managers.term import reads
+from unilab.envs.managers.term import ManagerTermBase, reads, writes
 from unilab.envs.managers.termination import TerminationManager, TerminationTermCfg
 
 __all__ = [
@@ -28,10 +30,15 @@ __all__ = [
     "CommandManager",
     "CommandTerm",
     "CommandTermCfg",
+    "CurriculumManager",
+    "CurriculumTermCfg",
     "EventManager",
     "EventTermCfg",
     "JointEffortActionCfg",
     "JointPositionActionCfg",
+    "ManagerTermBase",
+    "MetricsManager",
+    "MetricsTermCfg",
     "ObservationGroupCfg",
     "ObservationManager",
     "ObservationTermCfg",
@@ -41,4 +48,5 @@ __all__ = [
     "TerminationTermCfg",
     "UniformNoiseCfg",
     "reads",
+    "writes",
 ]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from unilab.envs.entity import find_names
+from unilab.envs.managers.delay import DelayBuffer, Recall, check_lags
 from unilab.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,6 +25,10 @@ class ActionTermCfg:
     """Regular expressions, each matched against whole actuator names."""
     scale: float | dict[str, float] = 1.0
     """Factor for all, or by pattern of actuator names."""
+    delay_min_lag: int = 0
+    """Fewest control steps by which actions take effect late."""
+    delay_max_lag: int = 0
+    """Most control steps; each environment draws its lag when an episode begins."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +67,9 @@ class ActionManager:
         ids: list[int] = []
         scales: list[float] = []
         offsets: list[float] = []
+        recalls: list[Recall] = []
         for name, term in cfg.items():
+            check_lags(f"action term {name!r}", term.delay_min_lag, term.delay_max_lag)
             found = find_names(term.actuator_names, names, "actuator")
             taken = [names[i] for i in found if i in ids]
             if taken:
@@ -75,6 +82,9 @@ class ActionManager:
             if missing:
                 raise ConfigError(f"action term {name!r} has no scale for {missing}")
             home = isinstance(term, JointPositionActionCfg) and term.use_default_offset
+            recalls.append(
+                Recall(width=len(found), min_lag=term.delay_min_lag, max_lag=term.delay_max_lag)
+            )
             ids += found
             scales += [by_id[i] for i in found]
             offsets += [float(env.backend.default_ctrl[i]) if home else 0.0 for i in found]
@@ -88,6 +98,9 @@ class ActionManager:
         """``[action_dim]``."""
         self.action = torch.zeros(env.num_envs, len(ids), device=device)
         self.prev_action = torch.zeros_like(self.action)
+        self._delay: DelayBuffer | None = None
+        if any(recall.depth > 1 for recall in recalls):
+            self._delay = DelayBuffer(recalls, env.num_envs, env.generator)
         home_ctrl = env.backend.default_ctrl.float().to(device)
         self._ctrl = home_ctrl.repeat(env.num_envs, 1)
 
@@ -107,7 +120,8 @@ class ActionManager:
         """
         self.action, self.prev_action = self.prev_action, self.action
         self.action.copy_(action)
-        ctrl = torch.addcmul(self.offset, self.action, self.scale)
+        acting = self.action if self._delay is None else self._delay.push(self.action)
+        ctrl = torch.addcmul(self.offset, acting, self.scale)
         if self._in_order:
             return ctrl
         self._ctrl[:, self._ids] = ctrl
@@ -115,8 +129,10 @@ class ActionManager:
 
     def reset(self, rows: Tensor) -> None:
         """Forget the actions of some environments."""
-        self.action[rows] = 0.0
-        self.prev_action[rows] = 0.0
+        self.action.index_fill_(0, rows, 0.0)
+        self.prev_action.index_fill_(0, rows, 0.0)
+        if self._delay is not None:
+            self._delay.begin(rows, self.action.new_zeros(rows.shape[0], self.action_dim))
 
     def __str__(self) -> str:
         lines = [f"actions [{self.action_dim}]"]

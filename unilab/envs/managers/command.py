@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
+from unilab.envs.managers.countdown import Countdown
 from unilab.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -40,8 +40,7 @@ class CommandTerm(ABC):
 
     def __init__(self, cfg: CommandTermCfg, env: ManagerBasedRlEnv) -> None:
         self._env = env
-        self._interval = cfg.resampling_time_range
-        self._time_left = torch.zeros(env.num_envs, device=env.device)
+        self._resampling = Countdown(cfg.resampling_time_range, env)
 
     @property
     @abstractmethod
@@ -54,17 +53,14 @@ class CommandTerm(ABC):
 
     def reset(self, rows: Tensor) -> None:
         """Begin an episode: new commands and new intervals."""
-        low, high = self._interval
-        left = torch.empty(rows.shape[0], device=self._time_left.device)
-        self._time_left[rows] = left.uniform_(low, high, generator=self._env.generator)
+        self._resampling.restart(rows)
         self.resample(rows)
 
     def compute(self) -> None:
         """Advance by one control step."""
-        self._time_left -= self._env.step_dt
-        # One reduction tells the common case, in which no command is due.
-        if self._time_left.min().item() <= 0.0:
-            self.reset((self._time_left <= 0.0).nonzero().flatten())
+        due = self._resampling.advance()
+        if due is not None:
+            self.reset(due)
 
 
 class CommandManager:
@@ -84,8 +80,16 @@ class CommandManager:
         Raises:
             ConfigError: there is no such command.
         """
+        return self.get_term(name).command
+
+    def get_term(self, name: str) -> CommandTerm:
+        """The running term of that name.
+
+        Raises:
+            ConfigError: there is no such command.
+        """
         try:
-            return self._terms[name].command
+            return self._terms[name]
         except KeyError:
             raise ConfigError(
                 f"the task has no command {name!r}{did_you_mean(name, self._terms)}; "

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from unilab.envs.managers.countdown import Countdown
 from unilab.envs.managers.term import Term, bind_term
 from unilab.errors import ConfigError, did_you_mean
 
@@ -64,19 +65,25 @@ class EventManager:
     def __init__(self, cfg: Mapping[str, EventTermCfg], env: ManagerBasedRlEnv) -> None:
         self._env = env
         self._terms: dict[str, list[Term]] = {mode: [] for mode in MODES}
-        self._ranges: list[tuple[float, float]] = []
+        self._countdowns: list[Countdown] = []
         for name, term in cfg.items():
-            bound = bind_term(env.scene, "event", name, term.func, term.params, leading=2)
+            bound = bind_term(env, "event", name, term, leading=2)
             self._terms[term.mode].append(bound)
             if term.interval_range_s is not None:
-                self._ranges.append(term.interval_range_s)
-        self._time_left = torch.zeros(len(self._ranges), env.num_envs, device=env.device)
+                self._countdowns.append(Countdown(term.interval_range_s, env))
 
     def startup(self) -> None:
         """Run the startup events on every environment."""
-        everyone = torch.arange(self._env.num_envs, device=self._env.device)
+        env, scene = self._env, self._env.scene
+        everyone = torch.arange(env.num_envs, device=env.device)
         for term in self._terms["startup"]:
-            term(self._env, everyone)
+            scene.stage_current(everyone)
+            try:
+                term(env, everyone)
+                scene.validate_staged()
+                scene.commit_staged()
+            finally:
+                scene.discard_staged()
 
     def prepare(self) -> None:
         """Run every reset and interval event once without a write, so that a bad one fails now."""
@@ -97,13 +104,14 @@ class EventManager:
 
     def stage_reset(self, rows: Tensor) -> None:
         """Run the reset events on the rows of the open transaction."""
-        for term in self._terms["reset"]:
-            term(self._env, rows)
+        with torch.inference_mode():
+            for term in self._terms["reset"]:
+                term(self._env, rows)
 
     def reset(self, rows: Tensor) -> None:
         """Draw new intervals for environments that begin an episode."""
-        for left, span in zip(self._time_left, self._ranges, strict=True):
-            left[rows] = self._draw(rows.shape[0], span)
+        for countdown in self._countdowns:
+            countdown.restart(rows)
 
     def interval(self) -> Tensor | None:
         """Run the interval events that are due; each stages and commits its own rows.
@@ -111,17 +119,10 @@ class EventManager:
         Returns:
             ``[n]`` environments whose state was written, or None.
         """
-        if not self._ranges:
-            return None
-        self._time_left -= self._env.step_dt
-        if self._time_left.min().item() > 0.0:
-            return None
         scene, written = self._env.scene, []
-        for term, left, span in zip(
-            self._terms["interval"], self._time_left, self._ranges, strict=True
-        ):
-            rows = (left <= 0.0).nonzero().flatten()
-            if not rows.shape[0]:
+        for term, countdown in zip(self._terms["interval"], self._countdowns, strict=True):
+            rows = countdown.advance()
+            if rows is None:
                 continue
             scene.stage_current(rows)
             try:
@@ -130,13 +131,9 @@ class EventManager:
                 scene.commit_staged()
             finally:
                 scene.discard_staged()
-            left[rows] = self._draw(rows.shape[0], span)
+            countdown.restart(rows)
             written.append(rows)
-        return torch.cat(written).unique()
-
-    def _draw(self, n: int, span: tuple[float, float]) -> Tensor:
-        left = torch.empty(n, device=self._time_left.device)
-        return left.uniform_(*span, generator=self._env.generator)
+        return torch.cat(written).unique() if written else None
 
     def __str__(self) -> str:
         lines = ["events"]

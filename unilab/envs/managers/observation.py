@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from unilab.envs.finite import bad_rows, is_finite
-from unilab.envs.managers.term import Term, bind_term, check_shape
+from unilab.envs.finite import bad_rows, is_finite, non_finite
+from unilab.envs.managers.delay import DelayBuffer, Recall, check_lags
+from unilab.envs.managers.term import Term, bind_term, check_shape, evaluate
 from unilab.errors import ConfigError, NonFiniteError, did_you_mean
 
 if TYPE_CHECKING:
@@ -43,7 +45,13 @@ class ObservationTermCfg:
     clip: tuple[float, float] | None = None
     """Bounds in the term's own unit, applied after the noise."""
     scale: float | tuple[float, ...] = 1.0
-    """Factor, or one for each column, applied last."""
+    """Factor, or one for each column, applied after the clip."""
+    delay_min_lag: int = 0
+    """Fewest control steps by which the term is late."""
+    delay_max_lag: int = 0
+    """Most control steps; each environment draws its lag when an episode begins."""
+    history_length: int = 0
+    """How many of the last values are shown, oldest first; 0 and 1 show the present one alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,24 +61,32 @@ class ObservationGroupCfg:
     terms: dict[str, ObservationTermCfg]
     enable_corruption: bool = False
     """Whether the terms' noise is added: what a real sensor would see."""
+    history_length: int | None = None
+    """History of every term of the group; None leaves it to the terms."""
 
 
 @dataclass(frozen=True)
 class _Group:
-    picks: list[int]
-    """The group's columns, as indices of the manager's terms."""
+    columns: slice | Tensor
+    """Where the group's columns are among those of all terms."""
     widths: dict[str, int]
+    """Of the terms' values."""
+    shown: dict[str, int]
+    """Of what the group shows of them."""
     scale: Tensor
     noise: tuple[Tensor, Tensor] | None
     """Middle and half width of every column's noise; None without noise."""
     clip: tuple[Tensor, Tensor] | None
+    memory: DelayBuffer | None
+    """None if every term is shown at once and alone."""
 
 
 class ObservationManager:
     """Computes each group as one ``[num_envs, width]`` tensor.
 
-    Noise, clip and scale act on whole groups: a few operations however many terms there are. A
-    term that both groups hold (the same ``ObservationTermCfg``) is computed once.
+    All terms are gathered once; noise, clip and scale act on whole groups: a few operations however
+    many terms there are. A term that both groups hold (the same ``ObservationTermCfg``) is computed
+    once.
 
     Args:
         cfg: the groups; ``obs`` is required, ``critic`` optional, nothing else exists.
@@ -101,16 +117,16 @@ class ObservationManager:
                 if id(term) not in place:
                     place[id(term)] = len(self._terms)
                     kind = f"observation ({group})"
-                    bound = bind_term(env.scene, kind, name, term.func, term.params)
+                    bound = bind_term(env, kind, name, term)
                     self._terms.append(bound)
             self._picks[group] = [place[id(term)] for term in group_cfg.terms.values()]
         self._groups: dict[str, _Group] = {}
 
     def prepare(self) -> None:
         """Measure the terms once and freeze scales, clips and noise; call after the first read."""
-        values = [term(self._env) for term in self._terms]
+        values = evaluate(self._terms, self._env)
         for group, cfg in self._cfg.items():
-            widths, columns = {}, []
+            widths, columns, recalls = {}, [], {}
             for (name, term), pick in zip(cfg.terms.items(), self._picks[group], strict=True):
                 kind = f"observation ({group})"
                 rows = (self._env.num_envs,)
@@ -122,54 +138,85 @@ class ObservationManager:
                     )
                 widths[name] = value.shape[1]
                 columns.append(_columns(group, name, term, value.shape[1]))
+                recalls[name] = _recall(group, name, cfg, term, value.shape[1])
             scale, middle, half, lower, upper = torch.cat(columns, 1).to(self._env.device)
             noisy = cfg.enable_corruption and bool((middle.abs() + half).any())
             clipped = bool((lower.isfinite() | upper.isfinite()).any())
             self._groups[group] = _Group(
-                picks=self._picks[group],
+                columns=self._gathered(self._picks[group], values),
                 widths=widths,
+                shown={name: r.width * r.frames for name, r in recalls.items()},
                 scale=scale,
                 noise=(middle, half) if noisy else None,
                 clip=(lower, upper) if clipped else None,
+                memory=(
+                    DelayBuffer([*recalls.values()], self._env.num_envs, self._env.generator)
+                    if any(recall.depth > 1 for recall in recalls.values())
+                    else None
+                ),
             )
+
+    def _gathered(self, picks: list[int], values: list[Tensor]) -> slice | Tensor:
+        """Columns of some terms among those of all terms; a slice if they are neighbours."""
+        stops = list(accumulate(value.shape[1] for value in values))
+        at = [c for i in picks for c in range(stops[i] - values[i].shape[1], stops[i])]
+        first = min(at, default=0)
+        if at == list(range(first, first + len(at))):
+            return slice(first, first + len(at))
+        return torch.tensor(at, device=self._env.device)
 
     @property
     def groups_spec(self) -> dict[str, int]:
         """Width of each group."""
-        return {name: sum(group.widths.values()) for name, group in self._groups.items()}
+        return {name: sum(group.shown.values()) for name, group in self._groups.items()}
 
     @property
     def term_widths(self) -> dict[str, dict[str, int]]:
         """Terms of each group in order, with their widths."""
-        return {name: dict(group.widths) for name, group in self._groups.items()}
+        return {name: dict(group.shown) for name, group in self._groups.items()}
 
-    def compute(self) -> dict[str, Tensor]:
-        """New ``[num_envs, width]`` tensors for every group.
+    def compute(self, rows: Tensor | None = None) -> dict[str, Tensor]:
+        """New tensors for every group.
+
+        Args:
+            rows: ``[n]`` int64, environments that begin an episode; None: all go on by a step.
+
+        Returns:
+            ``[n, width]`` by group; noise is drawn for these rows only.
 
         Raises:
             NonFiniteError: names the terms and rows.
         """
-        values = [term(self._env) for term in self._terms]
+        gathered = torch.cat(evaluate(self._terms, self._env), dim=1)
+        if rows is not None:
+            gathered = gathered.index_select(0, rows)
         out = {}
         for name, group in self._groups.items():
-            value = torch.cat([values[i] for i in group.picks], dim=1)
+            value = gathered[:, group.columns]
             if group.noise is not None:
                 middle, half = group.noise
                 noise = torch.empty_like(value).uniform_(-1.0, 1.0, generator=self._env.generator)
-                value.addcmul_(noise, half).add_(middle)
+                value = torch.addcmul(value, noise, half).add_(middle)
             if group.clip is not None:
-                value.clamp_(*group.clip)
-            value.mul_(group.scale)
+                value = value.clamp(*group.clip)
+            value = value * group.scale
             if not is_finite(value):
-                raise self._not_finite(name, value)
+                raise self._not_finite(name, value, rows)
+            if group.memory is not None:
+                memory = group.memory
+                value = memory.push(value) if rows is None else memory.begin(rows, value)
             out[name] = value
         return out
 
-    def _not_finite(self, name: str, value: Tensor) -> NonFiniteError:
+    def _not_finite(self, name: str, value: Tensor, rows: Tensor | None) -> NonFiniteError:
         widths = self._groups[name].widths
         blocks = value.split(list(widths.values()), dim=1)
-        bad = {term: rows for term, b in zip(widths, blocks, strict=True) if (rows := bad_rows(b))}
-        return NonFiniteError(f"observation {name!r} is not finite (term: first rows): {bad}")
+        bad = {
+            term: found for term, b in zip(widths, blocks, strict=True) if (found := bad_rows(b))
+        }
+        if rows is not None:
+            bad = {term: rows[found].tolist() for term, found in bad.items()}
+        return non_finite(f"observation {name!r} is not finite (term", bad)
 
     def __str__(self) -> str:
         lines = []
@@ -177,6 +224,23 @@ class ObservationManager:
             lines.append(f"observations {name!r} [{sum(terms.values())}]")
             lines += [f"  {term:<28} {width}" for term, width in terms.items()]
         return "\n".join(lines)
+
+
+def _recall(
+    group: str, name: str, cfg: ObservationGroupCfg, term: ObservationTermCfg, width: int
+) -> Recall:
+    """How much of a term the group shows."""
+    label = f"observation ({group}) term {name!r}"
+    check_lags(label, term.delay_min_lag, term.delay_max_lag)
+    length = term.history_length if cfg.history_length is None else cfg.history_length
+    if length < 0:
+        raise ConfigError(f"{label} has history_length {length}: give 0 or more")
+    return Recall(
+        width=width,
+        min_lag=term.delay_min_lag,
+        max_lag=term.delay_max_lag,
+        frames=max(1, length),
+    )
 
 
 def _columns(group: str, name: str, cfg: ObservationTermCfg, width: int) -> Tensor:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from unilab.envs.finite import bad_rows, is_finite
-from unilab.envs.managers.term import bind_term, check_shape
-from unilab.errors import ConfigError, NonFiniteError
+from unilab.envs.finite import bad_rows, is_finite, non_finite
+from unilab.envs.managers.term import bind_term, check_shape, evaluate
+from unilab.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
@@ -38,21 +38,50 @@ class RewardManager:
     def __init__(self, cfg: Mapping[str, RewardTermCfg], env: ManagerBasedRlEnv) -> None:
         self._env = env
         active = {name: term for name, term in cfg.items() if term.weight != 0.0}
-        self._terms = [
-            bind_term(env.scene, "reward", name, term.func, term.params)
-            for name, term in active.items()
-        ]
+        self._terms = [bind_term(env, "reward", name, term) for name, term in active.items()]
         self.term_names = list(active)
         weights = torch.tensor([t.weight for t in active.values()], device=env.device)
         self._weights = (weights * env.step_dt).unsqueeze(1)
+        self._off = [name for name in cfg if name not in active]
         self.episode_sums = torch.zeros(len(active), env.num_envs, device=env.device)
         """``[num_terms, num_envs]``, weighted sums since the episode began."""
 
-    def prepare(self) -> None:
-        """Evaluate each term once and check its shape; call after the first read."""
-        for term in self._terms:
-            rows = (self._env.num_envs,)
-            value = check_shape("reward", term.name, term(self._env), rows, "float32 [num_envs]")
+    def get_weight(self, name: str) -> float:
+        """The weight of a term, per second."""
+        return float(self._weights[self._place(name)]) / self._env.step_dt
+
+    def set_weight(self, name: str, weight: float) -> None:
+        """Change the weight of a term, for a curriculum.
+
+        Raises:
+            ConfigError: there is no such term, or it is not computed because its weight was 0.
+        """
+        self._weights[self._place(name)] = weight * self._env.step_dt
+
+    def _place(self, name: str) -> int:
+        if name in self._off:
+            raise ConfigError(
+                f"reward term {name!r} has weight 0 and is not computed: "
+                "give it a weight that is not 0 in the task"
+            )
+        if name not in self.term_names:
+            raise ConfigError(
+                f"the task has no reward term {name!r}{did_you_mean(name, self.term_names)}; "
+                f"it has {self.term_names}"
+            )
+        return self.term_names.index(name)
+
+    def prepare(self, episode_sums: Tensor) -> None:
+        """Evaluate each term once and check its shape; call after the first read.
+
+        Args:
+            episode_sums: ``[num_terms, num_envs]``, where to add the terms up; emptied by its
+                owner when an episode begins.
+        """
+        self.episode_sums = episode_sums
+        rows = (self._env.num_envs,)
+        for term, value in zip(self._terms, evaluate(self._terms, self._env), strict=True):
+            check_shape("reward", term.name, value, rows, "float32 [num_envs]")
             if value.ndim != 1 or value.dtype != torch.float32:
                 raise ConfigError(
                     f"reward term {term.name!r} returned {value.dtype} of shape "
@@ -67,7 +96,7 @@ class RewardManager:
         """
         if not self._terms:
             return torch.zeros(self._env.num_envs, device=self._env.device)
-        values = torch.stack([term(self._env) for term in self._terms]).mul_(self._weights)
+        values = torch.stack(evaluate(self._terms, self._env)).mul_(self._weights)
         reward = values.sum(0)
         if not is_finite(reward):
             bad = {
@@ -75,13 +104,9 @@ class RewardManager:
                 for term, value in zip(self._terms, values, strict=True)
                 if (rows := bad_rows(value))
             }
-            raise NonFiniteError(f"reward terms are not finite (term: first rows): {bad}")
+            raise non_finite("reward terms are not finite (term", bad)
         self.episode_sums += values
         return reward
-
-    def reset(self, rows: Tensor) -> None:
-        """Begin new episode sums for some environments."""
-        self.episode_sums[:, rows] = 0.0
 
     def __str__(self) -> str:
         weights = (self._weights.flatten() / self._env.step_dt).tolist()

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 from unilab.envs.entity import SceneEntityCfg
-from unilab.envs.scene import EntityScene
 from unilab.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -36,6 +37,43 @@ def reads(*fields: str, sensors: str | None = None) -> Callable[[F], F]:
     return mark
 
 
+def writes(*fields: str) -> Callable[[F], F]:
+    """Declare which model parameters an event randomises, by MuJoCo's names.
+
+    Each may then differ between environments; what the model derives from them is recomputed
+    whenever they are written.
+    """
+
+    def mark(func: F) -> F:
+        func.writes_fields = fields  # type: ignore[attr-defined]
+        return func
+
+    return mark
+
+
+class ManagerTermBase(ABC):
+    """A term with a memory: give the class as ``func``.
+
+    It is made once as ``func(cfg, env)`` and called like a function. Tensors that it keeps are made
+    in ``__init__``, from ``env.num_envs`` and ``env.device``.
+
+    Args:
+        cfg: the term's configuration, with entities resolved and defaults filled in.
+        env: the environment.
+    """
+
+    def __init__(self, cfg: Any, env: ManagerBasedRlEnv) -> None:
+        self.cfg = cfg
+        self._env = env
+
+    @abstractmethod
+    def __call__(self, env: ManagerBasedRlEnv, *args: Any, **params: Any) -> Any:
+        """What a function in its place would do."""
+
+    def reset(self, env_ids: Tensor) -> None:  # noqa: B027
+        """Forget what belongs to the episodes that ended, in the rows ``[n]``."""
+
+
 @dataclass(frozen=True)
 class Term:
     """A term function with its parameters bound and its entities resolved."""
@@ -47,34 +85,49 @@ class Term:
     def __call__(self, env: ManagerBasedRlEnv, *args: Any) -> Any:
         return self.func(env, *args, **self.params)
 
+    def reset(self, rows: Tensor) -> None:
+        """Let a term with a memory begin the episodes of some environments."""
+        if isinstance(self.func, ManagerTermBase):
+            with torch.inference_mode():  # like its calls: it may have rebound what it keeps
+                self.func.reset(rows)
+
+
+class TermCfg(Protocol):
+    """What the configurations of all terms have in common."""
+
+    @property
+    def func(self) -> Callable[..., Any]: ...
+
+    @property
+    def params(self) -> dict[str, Any]: ...
+
 
 def bind_term(
-    scene: EntityScene,
-    kind: str,
-    name: str,
-    func: Callable[..., Any],
-    params: Mapping[str, Any],
-    *,
-    leading: int = 1,
+    env: ManagerBasedRlEnv, kind: str, name: str, cfg: TermCfg, *, leading: int = 1
 ) -> Term:
     """Check a term's parameters, resolve its entities and declare its reads.
 
     Args:
-        scene: where entities and sensors are found.
+        env: the environment, whose scene learns what the term reads and writes.
         kind: what the term is ("reward", ...), for messages.
         name: the term's name in its manager.
-        func: ``func(env, ..., **params)``.
-        params: keyword parameters.
+        cfg: ``func(env, ..., **params)`` and its keyword parameters.
         leading: positional arguments that the manager passes.
 
     Raises:
         ConfigError: an unknown or missing parameter, entity, joint pattern or field.
         CapabilityError: a sensor or field that the model does not have.
     """
+    scene, func, params = env.scene, cfg.func, cfg.params
     label = f"{kind} term {name!r}"
     if not callable(func):
         raise ConfigError(f"{label}: func is {func!r}, expected a function of the environment")
-    accepted = list(inspect.signature(func).parameters.values())[leading:]
+    memory = func if isinstance(func, type) else None
+    if memory is not None and not issubclass(memory, ManagerTermBase):
+        raise ConfigError(f"{label}: the class {memory.__name__} is no ManagerTermBase: derive it")
+    called = func if memory is None else memory.__call__
+    first = leading if memory is None else leading + 1
+    accepted = list(inspect.signature(called).parameters.values())[first:]
     names = [p.name for p in accepted]
     for key in params:
         if key not in names:
@@ -94,12 +147,30 @@ def bind_term(
             bound[key] = scene.resolve(value)
             for field in getattr(func, "reads_fields", ()):
                 scene.declare(value.name, field)
+    for field in getattr(func, "writes_fields", ()):
+        scene.declare_field(field)
     sensors = getattr(func, "reads_sensors", None)
     if sensors is not None:
         value = bound[sensors]
         for sensor in (value,) if isinstance(value, str) else value:
             scene.declare_sensor(sensor)
-    return Term(name, func, bound)
+    if memory is not None:
+        func = memory(replace(cfg, params=bound), env)  # type: ignore[type-var]
+    term = Term(name, func, bound)
+    env.terms.append(term)
+    return term
+
+
+def evaluate(terms: Sequence[Term], env: ManagerBasedRlEnv) -> list[Any]:
+    """Every term's value, in inference mode: half of what PyTorch does for a small operation is
+    bookkeeping for gradients that no environment has.
+
+    Returns:
+        Tensors that may be inference tensors; what a manager makes of them (a stack, a sum) may
+        not be and goes anywhere.
+    """
+    with torch.inference_mode():
+        return [term(env) for term in terms]
 
 
 def check_shape(kind: str, name: str, value: Any, shape: tuple[int, ...], what: str) -> Tensor:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from unilab.envs.managers.term import bind_term, check_shape
+from unilab.envs.managers.term import bind_term, check_shape, evaluate
 from unilab.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,12 +38,12 @@ class TerminationManager:
 
     def __init__(self, cfg: Mapping[str, TerminationTermCfg], env: ManagerBasedRlEnv) -> None:
         self._env = env
-        self._terms = [
-            bind_term(env.scene, "termination", name, term.func, term.params)
-            for name, term in cfg.items()
-        ]
+        self._terms = [bind_term(env, "termination", name, term) for name, term in cfg.items()]
         self.term_names = list(cfg)
         self._time_out = [term.time_out for term in cfg.values()]
+        self._failures = [i for i, time_out in enumerate(self._time_out) if not time_out]
+        self._time_outs = [i for i, time_out in enumerate(self._time_out) if time_out]
+        self._causes = torch.zeros(len(cfg), env.num_envs, device=env.device)
         self.term_dones = torch.zeros(len(cfg), env.num_envs, dtype=torch.bool, device=env.device)
         """``[num_terms, num_envs]``, which terms fired in the last step."""
         self.terminated = torch.zeros(env.num_envs, dtype=torch.bool, device=env.device)
@@ -50,11 +51,16 @@ class TerminationManager:
         self.truncated = torch.zeros_like(self.terminated)
         """``[num_envs]``, who ran out of time in the last step."""
 
-    def prepare(self) -> None:
-        """Evaluate each term once and check what it returns; call after the first read."""
+    def prepare(self, causes: Tensor) -> None:
+        """Evaluate each term once and check what it returns; call after the first read.
+
+        Args:
+            causes: ``[num_terms, num_envs]``, where to keep what fired until an episode begins.
+        """
+        self._causes = causes
         shape = (self._env.num_envs,)
-        for term in self._terms:
-            value = check_shape("termination", term.name, term(self._env), shape, "bool [num_envs]")
+        for term, value in zip(self._terms, evaluate(self._terms, self._env), strict=True):
+            check_shape("termination", term.name, value, shape, "bool [num_envs]")
             if value.dtype != torch.bool or value.ndim != 1:
                 raise ConfigError(
                     f"termination term {term.name!r} returned {value.dtype} of shape "
@@ -63,13 +69,18 @@ class TerminationManager:
 
     def compute(self) -> tuple[Tensor, Tensor]:
         """``terminated`` and ``truncated`` of this step, ``[num_envs]`` bool each."""
-        terminated = torch.zeros_like(self.terminated)
-        truncated = torch.zeros_like(terminated)
-        for term, time_out, row in zip(self._terms, self._time_out, self.term_dones, strict=True):
-            row.copy_(term(self._env))
-            (truncated if time_out else terminated).logical_or_(row)
-        self.terminated, self.truncated = terminated, truncated
-        return terminated, truncated
+        if self._terms:
+            self.term_dones = torch.stack(evaluate(self._terms, self._env))
+            self._causes.copy_(self.term_dones)
+        self.terminated, self.truncated = self._any(self._failures), self._any(self._time_outs)
+        return self.terminated, self.truncated
+
+    def _any(self, terms: list[int]) -> Tensor:
+        """``[num_envs]``, where one of the terms fired: new memory in every step."""
+        if not terms:
+            return torch.zeros(self._env.num_envs, dtype=torch.bool, device=self._env.device)
+        first, *others = (self.term_dones[i] for i in terms)
+        return reduce(torch.logical_or, others, first)
 
     def __str__(self) -> str:
         lines = ["terminations"]

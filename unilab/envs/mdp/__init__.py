@@ -2,11 +2,13 @@
 
 from unilab.envs.managers.action import JointEffortActionCfg, JointPositionActionCfg
 from unilab.envs.mdp.commands import UniformVelocityCommand, UniformVelocityCommandCfg
+from unilab.envs.mdp.curriculums import commands_vel, modify_reward_weight
 from unilab.envs.mdp.events import (
     push_by_setting_velocity,
     reset_joints_by_offset,
     reset_root_state_uniform,
 )
+from unilab.envs.mdp.metrics import error_vel_xy, error_vel_yaw
 from unilab.envs.mdp.observations import (
     base_ang_vel,
     base_lin_vel,
@@ -18,6 +20,16 @@ from unilab.envs.mdp.observations import (
     last_action,
     projected_gravity,
     sensor_values,
+)
+from unilab.envs.mdp.randomization import (
+    randomize_actuator_gains,
+    randomize_encoder_bias,
+    randomize_geom_friction,
+    randomize_joint_parameters,
+    randomize_physics_scene_gravity,
+    randomize_rigid_body_com,
+    randomize_rigid_body_inertia,
+    randomize_rigid_body_mass,
 )
 from unilab.envs.mdp.rewards import (
     action_l2,
@@ -37,6 +49,7 @@ from unilab.envs.mdp.rewards import (
 from unilab.envs.mdp.terminations import (
     bad_orientation,
     joint_pos_out_of_limit,
+    nan_detection,
     root_height_below_minimum,
     time_out,
 )
@@ -53,6 +66,9 @@ __all__ = [
     "base_ang_vel",
     "base_lin_vel",
     "base_pos_z",
+    "commands_vel",
+    "error_vel_xy",
+    "error_vel_yaw",
     "flat_orientation_l2",
     "generated_commands",
     "is_alive",
@@ -67,8 +83,18 @@ __all__ = [
     "joint_vel_rel",
     "last_action",
     "lin_vel_z_l2",
+    "modify_reward_weight",
+    "nan_detection",
     "projected_gravity",
     "push_by_setting_velocity",
+    "randomize_actuator_gains",
+    "randomize_encoder_bias",
+    "randomize_geom_friction",
+    "randomize_joint_parameters",
+    "randomize_physics_scene_gravity",
+    "randomize_rigid_body_com",
+    "randomize_rigid_body_inertia",
+    "randomize_rigid_body_mass",
     "reset_joints_by_offset",
     "reset_root_state_uniform",
     "root_height_below_minimum",

@@ -88,8 +88,9 @@ def _bounds(ranges: tuple[tuple[str, Range], ...], device: torch.device) -> tupl
         if low > high:
             raise ConfigError(f"range {(low, high)} of {axis!r} is reversed: expected (low, high)")
     given = dict(ranges)
-    lows, highs = torch.tensor([given.get(a, (0.0, 0.0)) for a in _AXES], device=device).T
-    return lows.contiguous(), highs - lows
+    with torch.inference_mode(False):  # kept, and used in either mode
+        lows, highs = torch.tensor([given.get(a, (0.0, 0.0)) for a in _AXES], device=device).T
+        return lows.contiguous(), highs - lows
 
 
 def _uniform(env: ManagerBasedRlEnv, shape: tuple[int, int], span: Range) -> Tensor:

@@ -41,23 +41,32 @@ def projected_gravity(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = _ROBOT
 
 
 @reads("joint_pos")
-def joint_pos_rel(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = _ROBOT) -> Tensor:
-    """Joint positions from the home pose, ``[num_envs, num_joints]`` rad."""
+def joint_pos_rel(
+    env: ManagerBasedRlEnv, biased: bool = False, asset_cfg: SceneEntityCfg = _ROBOT
+) -> Tensor:
+    """Joint positions from the home pose, ``[num_envs, num_joints]`` rad.
+
+    Args:
+        env: the environment.
+        biased: as encoders read them, with the bias of ``randomize_encoder_bias``.
+        asset_cfg: the entity and its ``joint_names``.
+    """
     data = env.scene[asset_cfg.name].data
-    return (data.joint_pos - data.default_joint_pos)[:, asset_cfg.joint_ids]
+    pos = data.joint_pos - data.default_joint_pos
+    return asset_cfg.joints_of(pos + data.encoder_bias if biased else pos)
 
 
 @reads("joint_pos")
 def joint_pos_sincos(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = _ROBOT) -> Tensor:
     """Sine and cosine of joint positions, ``[num_envs, 2 * num_joints]``."""
-    pos = env.scene[asset_cfg.name].data.joint_pos[:, asset_cfg.joint_ids]
+    pos = asset_cfg.joints_of(env.scene[asset_cfg.name].data.joint_pos)
     return torch.cat((pos.sin(), pos.cos()), dim=1)
 
 
 @reads("joint_vel")
 def joint_vel_rel(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = _ROBOT) -> Tensor:
     """Joint velocities, ``[num_envs, num_joints]`` rad/s."""
-    return env.scene[asset_cfg.name].data.joint_vel[:, asset_cfg.joint_ids]
+    return asset_cfg.joints_of(env.scene[asset_cfg.name].data.joint_vel)
 
 
 def last_action(env: ManagerBasedRlEnv) -> Tensor:

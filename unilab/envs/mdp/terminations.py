@@ -21,6 +21,15 @@ def time_out(env: ManagerBasedRlEnv) -> Tensor:
     return env.episode_length >= env.max_episode_length
 
 
+def nan_detection(env: ManagerBasedRlEnv) -> Tensor:
+    """Physics left a value that is not finite.
+
+    With this term in its table a task loses such a row, whose terms read zeros in that step;
+    without it the environment raises ``NonFiniteError`` and is faulted.
+    """
+    return env.scene.diverged
+
+
 @reads("projected_gravity_b")
 def bad_orientation(
     env: ManagerBasedRlEnv, limit_angle: float, asset_cfg: SceneEntityCfg = _ROBOT
@@ -43,5 +52,5 @@ def joint_pos_out_of_limit(
     env: ManagerBasedRlEnv, limit: float, asset_cfg: SceneEntityCfg = _ROBOT
 ) -> Tensor:
     """A joint is more than ``limit`` (rad or m) from zero."""
-    pos = env.scene[asset_cfg.name].data.joint_pos[:, asset_cfg.joint_ids]
+    pos = asset_cfg.joints_of(env.scene[asset_cfg.name].data.joint_pos)
     return (pos.abs() > limit).any(1)

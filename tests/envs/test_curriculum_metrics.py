@@ -1,0 +1,387 @@
+"""Curricula, metrics, and terms with a memory."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from envs.tables import ON_TWINS, act, drive, go2, physics_state, twins, twins_cfg
+
+from unilab.envs import (
+    CurriculumTermCfg,
+    EventTermCfg,
+    ManagerBasedRlEnv,
+    ManagerTermBase,
+    MetricsTermCfg,
+    ObservationGroupCfg,
+    ObservationTermCfg,
+    RewardTermCfg,
+    TerminationTermCfg,
+    mdp,
+    reads,
+)
+from unilab.errors import ConfigError, EnvFaultedError, NonFiniteError
+from unilab.record.schema import metric
+
+# Curriculum --------------------------------------------------------------------------------------
+
+
+def log_rows(env, env_ids, log):
+    log.append((env.common_step_counter, env_ids.tolist()))
+    return {"calls": float(len(log)), "rows": torch.tensor(env_ids.shape[0])}
+
+
+def test_a_curriculum_runs_for_the_episodes_that_end(tmp_path):
+    log: list[tuple[int, list[int]]] = []
+    env = twins(tmp_path, curriculum={"log": CurriculumTermCfg(func=log_rows, params={"log": log})})
+    assert log == [(0, [])]
+    root = env.reset()
+    for step in range(5):
+        if step == 2:
+            env.backend.get_state_views()["qpos"][1] = 2.7
+        _, root = env.step_and_maybe_reset(act(env, root))
+    assert log[1:] == [(0, [0, 1, 2, 3]), (3, [1]), (5, [0, 2, 3])]
+    metrics = env.drain_metrics()
+    assert (metrics["Curriculum/log/calls"], metrics["Curriculum/log/rows"]) == (4.0, 3.0)
+
+
+def test_a_reward_weight_changes_after_its_steps(tmp_path):
+    change = CurriculumTermCfg(
+        func=mdp.modify_reward_weight,
+        params={"term_name": "effort", "weight": -5.0, "num_steps": 5},
+    )
+    env = twins(tmp_path, curriculum={"effort": change}, events={})
+    paid = drive(env, 15)["next", "reward"][0, :, 0]
+    effort = torch.zeros(15)
+    draw = torch.Generator().manual_seed(0)
+    for step in range(15):
+        action = torch.rand(4, 2, generator=draw) * 2 - 1
+        weight = -0.5 if step < 10 else -5.0  # the first end beyond step 5 is at step 10
+        effort[step] = weight * action[0].square().sum() * env.step_dt
+    still = paid - effort
+    assert (still <= 1e-6).all()
+    assert env.reward_manager.get_weight("effort") == pytest.approx(-5.0)
+    assert env.drain_metrics()["Curriculum/effort"] == pytest.approx(-5.0)
+
+
+def test_a_velocity_command_widens_in_stages():
+    stages = [{"step": 3, "lin_vel_x": (2.0, 3.0)}, {"step": 9, "ang_vel_z": (1.5, 1.6)}]
+    widen = CurriculumTermCfg(
+        func=mdp.commands_vel,
+        params={"command_name": "base_velocity", "velocity_stages": stages},
+    )
+    env = go2(8, curriculum={"speed": widen}, episode_length_s=0.1)  # 5 steps
+    root, highest = env.reset(), []
+    for _ in range(10):
+        command = env.command_manager.get_command("base_velocity").abs().amax(0)
+        highest.append((float(command[0]), float(command[2])))
+        _, root = env.step_and_maybe_reset(act(env, root))
+    assert all(x <= 1.0 and w <= 0.8 for x, w in highest[:5])
+    assert all(x >= 2.0 and w <= 0.8 for x, w in highest[5:])
+    command = env.command_manager.get_command("base_velocity")
+    moving = command[(command != 0.0).any(1)]
+    assert ((moving[:, 2] >= 1.5) & (moving[:, 2] <= 1.6)).all()
+    assert env.drain_metrics()["Curriculum/speed/lin_vel_x_max"] == 3.0
+
+
+BAD_CURRICULA = {
+    "no such reward": (
+        mdp.modify_reward_weight,
+        {"term_name": "efort", "weight": 1.0, "num_steps": 1},
+        r"no reward term 'efort' \(did you mean 'effort'\?\); it has \['still', 'effort'\]",
+    ),
+    "not computed": (
+        mdp.modify_reward_weight,
+        {"term_name": "off", "weight": 1.0, "num_steps": 1},
+        r"reward term 'off' has weight 0 and is not computed: give it a weight",
+    ),
+    "no such command": (
+        mdp.commands_vel,
+        {"command_name": "go", "velocity_stages": []},
+        r"no command 'go'",
+    ),
+    "nothing to log": (
+        lambda env, env_ids: "much",
+        {},
+        r"curriculum term 'bad' returned 'much': expected a number, a dict of numbers or None",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_CURRICULA)
+def test_a_curriculum_that_does_not_fit_fails_at_construction(tmp_path, kind):
+    func, params, message = BAD_CURRICULA[kind]
+    rewards = twins_cfg(tmp_path).rewards
+    rewards = {**rewards, "off": RewardTermCfg(func=mdp.action_l2, weight=0.0)}
+    with pytest.raises(ConfigError, match=message):
+        twins(
+            tmp_path,
+            rewards=rewards,
+            curriculum={"bad": CurriculumTermCfg(func=func, params=params)},
+        )
+
+
+@pytest.mark.parametrize(
+    ("stage", "message"),
+    [
+        ({"lin_vel_x": (0.0, 1.0)}, r"stage \{'lin_vel_x': \(0.0, 1.0\)\} has no 'step'"),
+        ({"step": -1, "lin_vel_z": (0.0, 1.0)}, r"no range 'lin_vel_z' \(did you mean 'lin_vel_"),
+        ({"step": -1, "lin_vel_x": (1.0, 0.0)}, r"lin_vel_x is \(1.0, 0.0\): expected \(low, hi"),
+    ],
+)
+def test_a_velocity_stage_of_no_sense_fails_at_construction(stage, message):
+    params = {"command_name": "base_velocity", "velocity_stages": [stage]}
+    with pytest.raises(ConfigError, match=message):
+        go2(curriculum={"bad": CurriculumTermCfg(func=mdp.commands_vel, params=params)})
+
+
+def test_a_curriculum_goes_on_where_a_checkpoint_left_it(tmp_path):
+    log: list[tuple[int, list[int]]] = []
+    env = twins(tmp_path, curriculum={"log": CurriculumTermCfg(func=log_rows, params={"log": log})})
+    env.import_training_state({"version": 1, "control_steps": 1000})
+    drive(env, 5)
+    assert [step for step, _ in log[1:]] == [1000, 1005]
+
+
+def failing(env, env_ids):
+    if env.common_step_counter:
+        raise ZeroDivisionError
+
+
+def test_a_curriculum_that_fails_faults_the_environment(tmp_path):
+    """It runs once the reset has committed."""
+    env = twins(tmp_path, curriculum={"bad": CurriculumTermCfg(func=failing)})
+    drive(env, 3)
+    with pytest.raises(ZeroDivisionError):
+        env.reset()
+    with pytest.raises(EnvFaultedError, match="in a reset after 3 control steps"):
+        env.reset()
+
+
+# Metrics -----------------------------------------------------------------------------------------
+
+
+def step_number(env):
+    return env.episode_length.float()
+
+
+def test_a_metric_is_the_mean_over_the_steps_of_ended_episodes(tmp_path):
+    limits = {
+        "time_out": TerminationTermCfg(func=mdp.time_out, time_out=True),
+        "too_far": TerminationTermCfg(
+            func=mdp.joint_pos_out_of_limit, params={"limit": 2.5, **ON_TWINS}
+        ),
+    }
+    env = twins(tmp_path, terminations=limits, metrics={"step": MetricsTermCfg(func=step_number)})
+    root = env.reset()
+    for step in range(5):
+        if step == 2:
+            env.backend.get_state_views()["qpos"][1] = 2.7
+        _, root = env.step_and_maybe_reset(act(env, root))
+    # Three episodes of 5 steps and one of 3; the one that is running does not count.
+    expected = (3 * (1 + 2 + 3 + 4 + 5) + (1 + 2 + 3)) / (3 * 5 + 3)
+    assert env.drain_metrics()["Metrics/step"] == pytest.approx(expected)
+
+
+def test_tracking_errors_are_distances_from_the_command():
+    command = {"command_name": "base_velocity"}
+    errors = {
+        "xy": MetricsTermCfg(func=mdp.error_vel_xy, params=command),
+        "yaw": MetricsTermCfg(func=mdp.error_vel_yaw, params=command),
+    }
+    env = go2(4, metrics=errors, episode_length_s=0.02)  # every step ends all episodes
+    root = env.reset()
+    asked = env.command_manager.get_command("base_velocity").clone()
+    data = env.step(act(env, root))["next"]
+    speed, rate = data["critic"][:, 45:47] / 2.0, data["critic"][:, 2] / 0.25
+    env.reset()
+    metrics = env.drain_metrics()
+    expected = (asked[:, :2] - speed).norm(dim=1).mean()
+    assert metrics["Metrics/xy"] == pytest.approx(float(expected), rel=1e-5)
+    expected = (asked[:, 2] - rate).abs().mean()
+    assert metrics["Metrics/yaw"] == pytest.approx(float(expected), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("value", "given"),
+    [
+        (lambda env: torch.zeros(env.num_envs, 1), r"torch.float32 of shape \(4, 1\)"),
+        (lambda env: torch.zeros(env.num_envs).double(), r"torch.float64 of shape \(4,\)"),
+        (lambda env: 1.0, r"1\.0"),
+    ],
+)
+def test_a_metric_of_the_wrong_shape_or_type_fails_at_construction(tmp_path, value, given):
+    with pytest.raises(
+        ConfigError, match=rf"metrics term 'bad' returned {given}: expected float32 \[num_envs\]"
+    ):
+        twins(tmp_path, metrics={"bad": MetricsTermCfg(func=value)})
+
+
+def spoilt(env, rows):
+    value = torch.zeros(env.num_envs)
+    value[rows] = torch.nan
+    return value
+
+
+def test_a_metric_that_is_not_finite_names_terms_and_rows(tmp_path):
+    rows: list[int] = []
+    env = twins(
+        tmp_path,
+        metrics={
+            "fine": MetricsTermCfg(func=step_number),
+            "spoilt": MetricsTermCfg(func=spoilt, params={"rows": rows}),
+        },
+    )
+    root = act(env, env.reset())
+    rows += [0, 3]
+    with pytest.raises(NonFiniteError, match=r"metrics are not finite .*: \{'spoilt': \[0, 3\]\}"):
+        env.step(root)
+
+
+def test_every_tag_is_in_the_schema():
+    command = {"command_name": "base_velocity"}
+    env = go2(
+        4,
+        episode_length_s=0.04,
+        metrics={"xy": MetricsTermCfg(func=mdp.error_vel_xy, params=command)},
+        curriculum={
+            "speed": CurriculumTermCfg(
+                func=mdp.commands_vel, params={**command, "velocity_stages": []}
+            )
+        },
+    )
+    drive(env, 2)
+    tags = env.drain_metrics()
+    assert {tag.split("/")[0] for tag in tags} == {
+        "Curriculum", "Episode_Reward", "Episode_Termination", "Metrics",
+    }  # fmt: skip
+    for tag in tags:
+        metric(tag)
+
+
+def test_the_tables_show_curriculum_and_metrics(tmp_path):
+    change = CurriculumTermCfg(
+        func=mdp.modify_reward_weight,
+        params={"term_name": "effort", "weight": -5.0, "num_steps": 5},
+    )
+    env = twins(
+        tmp_path,
+        curriculum={"harder": change},
+        metrics={"step": MetricsTermCfg(func=step_number)},
+    )
+    lines = env.describe().splitlines()
+    assert any(line.split() == ["harder", "-0.5"] for line in lines)
+    assert "  step" in lines
+
+
+# Terms with a memory -----------------------------------------------------------------------------
+
+
+@reads("joint_pos")
+class Furthest(ManagerTermBase):
+    """The largest distance of the first joint from zero in this episode."""
+
+    def __init__(self, cfg, env):
+        super().__init__(cfg, env)
+        self.furthest = torch.zeros(env.num_envs)
+
+    def __call__(self, env, gain=1.0, asset_cfg=None):
+        position = env.scene[asset_cfg.name].data.joint_pos[:, 0].abs()
+        self.furthest = torch.maximum(self.furthest, position)  # bound anew, in inference mode
+        return gain * self.furthest
+
+    def reset(self, env_ids):
+        self.furthest[env_ids] = 0.0
+
+
+def test_a_term_with_a_memory_forgets_at_the_resets_of_its_rows(tmp_path):
+    term = RewardTermCfg(func=Furthest, weight=1.0, params={"gain": 2.0, **ON_TWINS})
+    env = twins(tmp_path, rewards={"far": term})
+    root, furthest = env.reset(), torch.zeros(4)
+    for step in range(12):
+        data, root = env.step_and_maybe_reset(act(env, root, 0.8 if step % 2 else -0.8))
+        pos = data["next", "obs"][:, 0] + 0.3
+        furthest = torch.maximum(furthest, pos.abs())
+        expected = 2.0 * furthest * env.step_dt
+        torch.testing.assert_close(data["next", "reward"][:, 0], expected)
+        furthest[data["next", "done"][:, 0]] = 0.0
+
+
+class Count(ManagerTermBase):
+    """How often it was called in this episode; knows its own configuration."""
+
+    def __init__(self, cfg, env):
+        super().__init__(cfg, env)
+        self.calls = torch.zeros(env.num_envs, 1)
+        assert cfg.params == {"start": 10.0}
+
+    def __call__(self, env, start=10.0):
+        self.calls += 1.0
+        return self.calls + start
+
+    def reset(self, env_ids):
+        self.calls[env_ids] = 0.0
+
+
+def test_every_kind_of_term_may_have_a_memory(tmp_path):
+    obs = ObservationGroupCfg(terms={"count": ObservationTermCfg(func=Count)})
+    env = twins(tmp_path, observations={"obs": obs})
+    shown = drive(env, 7)["obs"][0, :, 0].tolist()
+    assert shown == [11, 12, 13, 14, 15, 11, 12]
+
+
+class Nudge(ManagerTermBase):
+    """An event that moves further each time."""
+
+    def __init__(self, cfg, env):
+        super().__init__(cfg, env)
+        self.times = 0
+
+    def __call__(self, env, env_ids, asset_cfg):
+        self.times += 1
+        pos = torch.full((env_ids.shape[0], 2), 0.01 * self.times)
+        env.scene[asset_cfg.name].write_joint_state(pos, torch.zeros_like(pos))
+
+
+def test_an_event_may_have_a_memory(tmp_path):
+    env = twins(tmp_path, events={"nudge": EventTermCfg(func=Nudge, mode="reset", params=ON_TWINS)})
+    seen = [float(env.reset()["obs"][0, 0]) for _ in range(2)]
+    assert seen[1] - seen[0] == pytest.approx(0.01, abs=1e-6)
+
+
+class NoTerm:
+    def __init__(self, cfg, env):
+        pass
+
+    def __call__(self, env):
+        raise AssertionError
+
+
+def test_a_class_that_is_no_term_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"class NoTerm is no ManagerTermBase: derive it"):
+        twins(tmp_path, rewards={"bad": RewardTermCfg(func=NoTerm, weight=1.0)})
+
+
+def test_an_unknown_parameter_of_a_class_is_refused(tmp_path):
+    term = RewardTermCfg(func=Furthest, weight=1.0, params={"gian": 2.0, **ON_TWINS})
+    with pytest.raises(ConfigError, match=r"Furthest has no parameter 'gian' \(did you mean 'ga"):
+        twins(tmp_path, rewards={"far": term})
+
+
+def test_a_reset_that_fails_before_its_commit_leaves_memories_alone(tmp_path):
+    def explode(env, env_ids):
+        if env.episode_length.any():
+            raise ZeroDivisionError
+
+    cfg = twins_cfg(tmp_path)
+    obs = ObservationGroupCfg(terms={"count": ObservationTermCfg(func=Count)})
+    events = {**cfg.events, "explode": EventTermCfg(func=explode, mode="reset")}
+    env = ManagerBasedRlEnv(
+        replace(cfg, observations={"obs": obs}, events=events), num_envs=4, seed=0
+    )
+    last = drive(env, 3)["next", "obs"][0, -1]
+    physics = physics_state(env)
+    with pytest.raises(ZeroDivisionError):
+        env.reset()
+    assert torch.equal(physics_state(env), physics)
+    following = env.step(act(env, env.fake_tensordict()))["next", "obs"][0]
+    assert following.tolist() == (last + 1.0).tolist()

@@ -1,0 +1,160 @@
+"""Values that are not finite: what is kept of them, its replay, and rows that are given up."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from envs.tables import act, drive, go2, twins, twins_cfg
+
+from unilab import cli
+from unilab.envs import EventTermCfg, NanGuardCfg, RewardTermCfg, TerminationTermCfg, mdp
+from unilab.envs.nan_guard import load_dump, replay_dump
+from unilab.errors import ConfigError, NonFiniteError
+
+
+def guarded(folder, **changes):
+    guard = NanGuardCfg(output_dir=str(folder / "dumps"), buffer_size=6, max_envs_to_dump=2)
+    return twins(folder, 8, nan_guard=guard, **changes)
+
+
+def fail(env, rows, value=torch.nan):
+    """Let physics diverge in some rows."""
+    root = act(env, env.reset(), 0.4)
+    for _ in range(3):
+        env.step(root)
+    env.backend.get_state_views()["qvel"][rows] = value
+    with pytest.raises(NonFiniteError) as caught:
+        env.step(root)
+    return caught.value
+
+
+def test_the_error_names_its_rows_and_the_file_that_explains_it(tmp_path):
+    error = fail(guarded(tmp_path), [1, 4, 6])
+    assert error.rows == [1, 4, 6]
+    path = tmp_path / "dumps" / "nan_dump_3.pt"
+    assert f"Its last states are in {path}: unilab replay-dump {path}" in error.__notes__
+    assert [p.name for p in path.parent.iterdir()] == ["nan_dump_3.pt"]
+
+
+def test_a_dump_holds_the_last_states_of_the_first_bad_rows(tmp_path):
+    env = guarded(tmp_path)
+    drive(env, 10)
+    fail(env, [2, 3, 7])
+    dump = load_dump(tmp_path / "dumps" / "nan_dump_13.pt")
+    assert dump["rows"] == [2, 3]
+    assert dump["states"].shape[:2] == dump["ctrls"].shape[:2] == (6, 2)
+    torch.testing.assert_close(dump["ctrls"][-4:], torch.full((4, 2, 2), 0.2))
+    assert len(dump["models"]) == 2
+
+
+def test_a_replay_ends_in_the_same_failure(tmp_path, capsys):
+    fail(guarded(tmp_path), [5])
+    path = tmp_path / "dumps" / "nan_dump_3.pt"
+    report = replay_dump(path).splitlines()
+    assert report[0].startswith("after 3 control steps: physics left non-finite values")
+    assert report[1].startswith("row 5: physics is not finite after the last step, the same as")
+    assert cli.main(["replay-dump", str(path)]) == 0
+    assert capsys.readouterr().out.splitlines() == report
+
+
+def test_a_replay_uses_the_parameters_of_its_row(tmp_path):
+    def spoilt(env):
+        return torch.where(env.episode_length == 4, torch.nan, 1.0)
+
+    heavier = EventTermCfg(
+        func=mdp.randomize_physics_scene_gravity,
+        mode="reset",
+        params={"gravity_distribution_params": ((-3.0, 0.0, -3.0), (3.0, 0.0, 3.0))},
+    )
+    events = {**twins_cfg(tmp_path).events, "gravity": heavier}
+    terms = {"spoilt": RewardTermCfg(func=spoilt, weight=1.0)}
+    env = guarded(tmp_path, rewards=terms, events=events)
+    with pytest.raises(NonFiniteError, match="reward terms are not finite"):
+        drive(env, 4)
+    path = tmp_path / "dumps" / "nan_dump_4.pt"
+    for line in replay_dump(path).splitlines()[1:]:
+        assert ": physics is finite after the last step, the same as then, bit for bit" in line
+    dump = load_dump(path)
+    dump["models"].reverse()
+    torch.save(dump, path)
+    assert "NOT the same as then" in replay_dump(path)
+
+
+def test_an_error_of_another_kind_leaves_no_dump(tmp_path):
+    def explode(env):
+        if env.common_step_counter:
+            raise ZeroDivisionError
+        return torch.zeros(env.num_envs)
+
+    env = guarded(tmp_path, rewards={"bad": RewardTermCfg(func=explode, weight=1.0)})
+    with pytest.raises(ZeroDivisionError):
+        drive(env, 1)
+    assert not (tmp_path / "dumps").exists()
+
+
+def test_a_guard_does_not_change_the_rollout(tmp_path):
+    env, plain = guarded(tmp_path), twins(tmp_path, 8)
+    assert torch.equal(drive(env, 8)["next", "obs"], drive(plain, 8)["next", "obs"])
+
+
+@pytest.mark.parametrize("name", ["buffer_size", "max_envs_to_dump"])
+def test_a_guard_that_keeps_nothing_is_refused(name):
+    with pytest.raises(ConfigError, match=rf"nan_guard {name} is 0: give at least 1"):
+        NanGuardCfg(output_dir="dumps", **{name: 0})
+
+
+def test_a_file_that_is_no_dump_is_refused(tmp_path, capsys):
+    path = tmp_path / "other.pt"
+    with pytest.raises(ConfigError, match="there is no dump at"):
+        replay_dump(path)
+    path.write_bytes(b"nothing")
+    with pytest.raises(ConfigError, match="is no dump of the NaN guard"):
+        replay_dump(path)
+    torch.save({"version": 7}, path)
+    with pytest.raises(ConfigError, match="is a dump of version 7: expected 1"):
+        replay_dump(path)
+    assert cli.main(["replay-dump", str(path)]) == 2
+    assert "version 7" in capsys.readouterr().err
+
+
+# Rows that are given up --------------------------------------------------------------------------
+
+LOST = {"lost": TerminationTermCfg(func=mdp.nan_detection)}
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_task_may_lose_a_row_that_diverges(tmp_path, value):
+    env = twins(tmp_path, terminations={**twins_cfg(tmp_path).terminations, **LOST})
+    root = act(env, env.reset())
+    env.backend.get_state_views()["qvel"][2] = value
+    data, root = env.step_and_maybe_reset(root)
+    assert data["next", "terminated"][:, 0].tolist() == [False, False, True, False]
+    for td in (data, root):
+        for tensor in td.values(True, True):
+            assert tensor.isfinite().all()
+    for _ in range(3):
+        data, root = env.step_and_maybe_reset(act(env, root))
+        assert not data["next", "done"].any()
+    env.reset()
+    assert env.drain_metrics()["Episode_Termination/lost"] == 0.2
+
+
+def test_a_lost_row_does_not_touch_the_others():
+    terms = {**go2().cfg.terminations, **LOST}
+    futures = []
+    for spoil in (False, True):
+        env = go2(4, terminations=terms)
+        root = act(env, env.reset())
+        if spoil:
+            env.backend.get_state_views()["qpos"][1, 9] = torch.nan
+        data = env.step(root)["next"]
+        futures.append(data)
+    kept = [0, 2, 3]
+    assert torch.equal(futures[0]["critic"][kept], futures[1]["critic"][kept])
+    assert torch.equal(futures[0]["reward"][kept], futures[1]["reward"][kept])
+
+
+def test_without_the_term_the_environment_is_faulted(tmp_path):
+    env = twins(tmp_path)
+    assert not replace(env.cfg).nan_guard
+    assert fail(env, [0]).rows == [0]

@@ -1,0 +1,332 @@
+"""Domain randomisation against models that MuJoCo compiled with the other values."""
+
+from dataclasses import replace
+
+import mujoco
+import numpy as np
+import pytest
+import torch
+from envs.tables import ON_TWINS, TWINS_XML, act, drive, go2, physics_state, twins_cfg
+
+from unilab.envs import EventTermCfg, ManagerBasedRlEnv, ObservationTermCfg, SceneEntityCfg, mdp
+from unilab.errors import CapabilityError, ConfigError, NonFiniteError
+
+SECOND = SceneEntityCfg("twins", joint_names=("second",), body_names=("second",))
+
+
+def event(func, mode="reset", **params) -> EventTermCfg:
+    return EventTermCfg(func=func, mode=mode, params=params)
+
+
+def randomised(folder, *events, num_envs=8, mode="reset", **changes) -> ManagerBasedRlEnv:
+    cfg = twins_cfg(folder, **changes)
+    table = {**cfg.events, **{f"e{i}": replace(e, mode=mode) for i, e in enumerate(events)}}
+    return ManagerBasedRlEnv(replace(cfg, events=table), num_envs=num_envs, seed=0)
+
+
+CASES = {
+    "mass": (
+        event(mdp.randomize_rigid_body_mass, mass_distribution_params=(0.5, 2.0),
+              operation="scale", asset_cfg=SECOND, recompute_inertia=False),
+        "body_mass",
+    ),
+    "mass and inertia": (
+        event(mdp.randomize_rigid_body_mass, mass_distribution_params=(0.5, 2.0),
+              operation="scale", asset_cfg=SECOND),
+        "body_inertia",
+    ),
+    "inertia": (
+        event(mdp.randomize_rigid_body_inertia, inertia_distribution_params=(0.5, 2.0),
+              operation="scale", asset_cfg=SECOND),
+        "body_inertia",
+    ),
+    "centre of mass": (
+        event(mdp.randomize_rigid_body_com, com_range={"x": (-0.1, 0.1), "z": (-0.1, 0.1)},
+              asset_cfg=SECOND),
+        "body_ipos",
+    ),
+    "joints": (
+        event(mdp.randomize_joint_parameters, friction_distribution_params=(0.0, 0.1),
+              armature_distribution_params=(0.0, 0.1), damping_distribution_params=(0.0, 0.4),
+              operation="add", asset_cfg=SECOND),
+        "dof_armature",
+    ),
+    "gravity": (
+        event(mdp.randomize_physics_scene_gravity,
+              gravity_distribution_params=((-1.0, 0.0, -2.0), (1.0, 0.0, 2.0))),
+        "opt.gravity",
+    ),
+}  # fmt: skip
+
+
+def recompiled(env, row) -> mujoco.MjModel:
+    """The model that MuJoCo compiles from a row's parameters."""
+    spec = mujoco.MjSpec.from_string(TWINS_XML)
+    view = {name: env.backend.expand(name)[row].numpy() for name in (
+        "body_mass", "body_inertia", "body_ipos", "dof_frictionloss", "dof_armature",
+        "dof_damping", "opt.gravity")}  # fmt: skip
+    base = mujoco.MjModel.from_xml_string(TWINS_XML)
+    for i in range(1, base.nbody):
+        body = spec.body(base.body(i).name)
+        body.explicitinertial = True
+        body.mass, body.inertia = view["body_mass"][i], view["body_inertia"][i]
+        body.ipos, body.iquat = view["body_ipos"][i], base.body_iquat[i]
+    for i, name in enumerate(("first", "second")):
+        joint = spec.joint(name)
+        joint.frictionloss = view["dof_frictionloss"][i]
+        joint.armature, joint.damping = view["dof_armature"][i], [view["dof_damping"][i], 0, 0]
+    spec.option.gravity = view["opt.gravity"]
+    return spec.compile()
+
+
+@pytest.mark.parametrize("mode", ["startup", "reset"])
+@pytest.mark.parametrize("case", CASES)
+def test_a_randomised_row_moves_like_a_model_compiled_with_its_values(tmp_path, case, mode):
+    term, field = CASES[case]
+    env = randomised(tmp_path, term, mode=mode)
+    root = env.reset()
+    values = env.backend.expand(field).reshape(8, -1)
+    assert len(values.unique(dim=0)) == 8
+    views = env.backend.get_state_views()
+    start = {name: views[name].clone() for name in ("qpos", "qvel")}
+    for _ in range(4):
+        env.step(act(env, root, 0.3))
+    for row in (0, 5):
+        model = recompiled(env, row)
+        data = mujoco.MjData(model)
+        data.qpos, data.qvel = start["qpos"][row], start["qvel"][row]
+        data.ctrl = env.backend.default_ctrl
+        mujoco.mj_forward(model, data)
+        data.ctrl = views["ctrl"][row]
+        for _ in range(4 * env.cfg.decimation):
+            mujoco.mj_step(model, data)
+        np.testing.assert_allclose(views["qpos"][row], data.qpos, rtol=0, atol=1e-9)
+        np.testing.assert_allclose(views["qvel"][row], data.qvel, rtol=0, atol=1e-8)
+
+
+def test_draws_do_not_pile_up_over_resets(tmp_path):
+    env = randomised(tmp_path, CASES["mass"][0], num_envs=64)
+    for _ in range(5):
+        env.reset()
+        mass = env.backend.expand("body_mass")
+        assert (mass[:, :-1] == mass[0, :-1]).all()
+        ratio = mass[:, -1] / 0.3
+        assert ((ratio >= 0.5) & (ratio <= 2.0)).all()
+        assert ratio.min() < 0.6
+        assert ratio.max() > 1.8
+
+
+def test_only_the_rows_of_a_reset_are_drawn_anew(tmp_path):
+    env = randomised(tmp_path, CASES["joints"][0])
+    root = env.reset()
+    before = env.backend.expand("dof_armature").clone()
+    mask = torch.tensor([0, 1, 0, 0, 0, 1, 0, 0]).bool().unsqueeze(1)
+    env.reset(root.set("_reset", mask))
+    changed = (env.backend.expand("dof_armature") != before).any(1)
+    assert torch.equal(changed, mask[:, 0])
+
+
+def test_a_mass_scales_the_inertia_unless_told_not_to(tmp_path):
+    for recompute in (True, False):
+        term = CASES["mass and inertia"][0]
+        params = {**term.params, "recompute_inertia": recompute}
+        env = randomised(tmp_path, replace(term, params=params))
+        nominal = torch.from_numpy(env.backend.mj_model.body_inertia[-1].copy())
+        ratio = env.backend.expand("body_inertia")[:, -1] / nominal
+        mass = env.backend.expand("body_mass")[:, -1:] / 0.3
+        torch.testing.assert_close(ratio, mass.expand(-1, 3) if recompute else ratio * 0 + 1)
+
+
+def test_gains_of_position_actuators_change_together():
+    gains = event(
+        mdp.randomize_actuator_gains,
+        stiffness_distribution_params=(0.8, 1.2),
+        damping_distribution_params=(0.5, 0.9),
+        asset_cfg=SceneEntityCfg("robot", joint_names=(".*_calf_joint",)),
+    )
+    env = go2(16, events={"gains": gains})
+    env.reset()
+    gain, bias = (env.backend.expand(f"actuator_{name}prm") for name in ("gain", "bias"))
+    model = env.backend.mj_model
+    assert torch.equal(gain[..., 0], -bias[..., 1])
+    calves = torch.tensor(["calf" in a.name for a in env.backend.actuators])
+    stiffness = gain[..., 0] / torch.from_numpy(model.actuator_gainprm[:, 0].copy())
+    damping = bias[..., 2] / torch.from_numpy(model.actuator_biasprm[:, 2].copy())
+    for ratio, low, high in ((stiffness, 0.8, 1.2), (damping, 0.5, 0.9)):
+        assert (ratio[:, ~calves] == 1.0).all()
+        assert ((ratio[:, calves] >= low) & (ratio[:, calves] <= high)).all()
+        assert len(ratio[:, calves].unique()) == 16 * 4
+
+
+def test_friction_is_one_draw_a_robot():
+    feet = SceneEntityCfg("robot", geom_names=("F[LR]",))
+    slippery = event(
+        mdp.randomize_geom_friction, friction_distribution_params=(0.3, 0.9), asset_cfg=feet
+    )
+    env = go2(16, events={"friction": slippery})
+    env.reset()
+    friction = env.backend.expand("geom_friction")[..., 0]
+    model = env.backend.mj_model
+    chosen = [i for i in range(model.ngeom) if model.geom(i).name in ("FL", "FR")]
+    assert len(chosen) == 2
+    assert torch.equal(friction[:, chosen[0]], friction[:, chosen[1]])
+    assert len(friction[:, chosen[0]].unique()) == 16
+    others = [i for i in range(model.ngeom) if i not in chosen]
+    assert (friction[:, others] == torch.from_numpy(model.geom_friction[others, 0])).all()
+
+
+def test_encoders_read_their_bias_and_only_where_asked(tmp_path):
+    bias = event(mdp.randomize_encoder_bias, bias_range=(0.01, 0.05), asset_cfg=SECOND)
+    observations = twins_cfg(tmp_path).observations
+    read = ObservationTermCfg(func=mdp.joint_pos_rel, params={"biased": True, **ON_TWINS})
+    group = replace(observations["obs"], terms={**observations["obs"].terms, "read": read})
+    env = randomised(tmp_path, bias, observations={"obs": group})
+    root = env.reset()
+    data = env.step(act(env, root))
+    for obs in (root["obs"], data["next", "obs"]):
+        error = obs[:, 4:6] - obs[:, 0:2]
+        assert (error[:, 0] == 0.0).all()
+        assert ((error[:, 1] > 0.0099) & (error[:, 1] < 0.0501)).all()
+        torch.testing.assert_close(error, env.scene["twins"].data.encoder_bias)
+
+
+@pytest.mark.parametrize(
+    ("operation", "distribution", "params", "low", "high"),
+    [
+        ("abs", "uniform", (0.5, 0.6), 0.5, 0.6),
+        ("add", "uniform", (0.5, 0.6), 0.8, 0.9),
+        ("scale", "log_uniform", (0.1, 10.0), 0.03, 3.0),
+        ("scale", "gaussian", (1.0, 0.01), 0.28, 0.32),
+    ],
+)
+def test_a_draw_is_set_added_or_multiplied(tmp_path, operation, distribution, params, low, high):
+    term = event(
+        mdp.randomize_rigid_body_mass,
+        mass_distribution_params=params,
+        operation=operation,
+        distribution=distribution,
+        asset_cfg=SECOND,
+    )
+    env = randomised(tmp_path, term, num_envs=200)
+    env.reset()
+    mass = env.backend.expand("body_mass")[:, -1]
+    assert low <= mass.min() <= mass.max() <= high
+    if distribution == "log_uniform":
+        assert 0.4 < (mass < 0.3).float().mean() < 0.6
+
+
+def exploding(env, env_ids, asset_cfg):
+    mdp.randomize_rigid_body_mass(env, env_ids, (0.5, 2.0), "scale", asset_cfg=asset_cfg)
+    if env.episode_length.any():
+        raise ZeroDivisionError
+
+
+exploding.writes_fields = ("body_mass", "body_inertia")
+
+
+def test_a_reset_that_fails_changes_no_parameter(tmp_path):
+    env = randomised(tmp_path, event(exploding, asset_cfg=SECOND))
+    drive(env, 3)
+    before, physics = env.backend.expand("body_mass").clone(), physics_state(env)
+    with pytest.raises(ZeroDivisionError):
+        env.reset()
+    assert torch.equal(env.backend.expand("body_mass"), before)
+    assert torch.equal(physics_state(env), physics)
+
+
+def nan_gravity(env, env_ids):
+    value = torch.full((env_ids.shape[0], 3), torch.nan)
+    env.scene.write_field("opt.gravity", (torch.arange(3),), value)
+
+
+nan_gravity.writes_fields = ("opt.gravity",)
+
+
+def test_a_parameter_that_is_not_finite_is_refused(tmp_path):
+    with pytest.raises(NonFiniteError, match=r"staged non-finite opt.gravity for rows \[0, 1, 2"):
+        randomised(tmp_path, event(nan_gravity))
+
+
+def undeclared(env, env_ids):
+    env.scene.write_field("dof_damping", (torch.arange(2),), torch.ones(env_ids.shape[0], 2))
+
+
+def test_a_parameter_that_nobody_declared_is_refused_at_construction(tmp_path):
+    message = r"'dof_damping' was used by a term .*decorate the term with @writes\('dof_damping'\)"
+    with pytest.raises(ConfigError, match=message):
+        randomised(tmp_path, event(undeclared))
+
+
+def misspelt(env, env_ids):
+    raise AssertionError
+
+
+misspelt.writes_fields = ("body_mas",)
+
+
+def test_a_parameter_that_cannot_vary_is_refused_at_construction(tmp_path):
+    with pytest.raises(CapabilityError, match=r"cannot vary 'body_mas' .*\(did you mean 'body_m"):
+        randomised(tmp_path, event(misspelt))
+
+
+MASS = {"mass_distribution_params": (0.5, 2.0), "operation": "scale", "asset_cfg": SECOND}
+BAD = {
+    "reversed": ({"mass_distribution_params": (2.0, 0.5)}, r"range \(2.0, 0.5\) is reversed"),
+    "operation": ({"operation": "scales"}, r"operation is 'scales' \(did you mean 'scale'"),
+    "distribution": ({"distribution": "normal"}, r"distribution is 'normal'.*expected one of"),
+    "log of 0": (
+        {"distribution": "log_uniform", "mass_distribution_params": (0.0, 1.0)},
+        r"range \(0.0, 1.0\) is not positive, as log_uniform needs",
+    ),
+    "negative mass": (
+        {"operation": "add", "mass_distribution_params": (-1.0, -0.9)},
+        r"range \(-1.0, -0.9\) makes a mass of -0\.\d+: it must be more than 0",
+    ),
+    "body": (
+        {"asset_cfg": SceneEntityCfg("twins", body_names=("secnd",))},
+        r"'secnd' matches no body of 'twins' \(did you mean 'second'",
+    ),
+    "geom": (
+        {"asset_cfg": SceneEntityCfg("twins", geom_names=("bob",))},
+        r"'bob' matches no geom of 'twins'",
+    ),
+    "actuator": (
+        {"asset_cfg": SceneEntityCfg("twins", actuator_names=("first_moto",))},
+        r"'first_moto' matches no actuator of 'twins' \(did you mean 'first_motor'",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_randomisation_of_no_sense_fails_at_construction(tmp_path, kind):
+    changes, message = BAD[kind]
+    with pytest.raises(ConfigError, match=message):
+        randomised(tmp_path, event(mdp.randomize_rigid_body_mass, **{**MASS, **changes}))
+
+
+def test_an_unknown_axis_of_the_centre_of_mass_fails_at_construction(tmp_path):
+    bad = event(mdp.randomize_rigid_body_com, com_range={"xy": (0.0, 0.1)}, asset_cfg=SECOND)
+    with pytest.raises(ConfigError, match=r"com_range has no axis 'xy': axes are x, y, z"):
+        randomised(tmp_path, bad)
+
+
+def test_a_part_of_an_entity_is_found_by_patterns():
+    env = go2()
+    front = SceneEntityCfg("robot", joint_names=("F[LR]_.*",), body_names=("F[LR]_calf",))
+    cfg = env.scene.resolve(front)
+    assert [env.backend.bodies[i] for i in cfg.body_ids] == ["FL_calf", "FR_calf"]
+    assert {env.backend.geoms[i].body for i in cfg.geom_ids} == {"FL_calf", "FR_calf"}
+    driven = {env.backend.actuators[i].joint for i in cfg.actuator_ids}
+    assert driven == {f"F{s}_{j}_joint" for s in "LR" for j in ("hip", "thigh", "calf")}
+
+
+def hard_wired(env, env_ids):
+    mdp.randomize_rigid_body_mass(env, env_ids, (0.5, 2.0), "scale")
+
+
+hard_wired.writes_fields = ("body_mass", "body_inertia")
+
+
+def test_an_entity_written_into_the_code_of_a_term_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="must be a parameter of the term to be resolved"):
+        randomised(tmp_path, event(hard_wired))

@@ -1,0 +1,56 @@
+"""When something is due again, environment by environment."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
+
+_SLACK = 1e-4
+"""Control steps by which rounding may put a whole number of steps past itself."""
+
+
+class Countdown:
+    """Waiting times, drawn uniformly and counted in whole control steps.
+
+    The earliest of them is kept as a number, so that a step in which nothing is due, the common
+    one, costs no tensor operation.
+
+    Args:
+        span: seconds, shortest and longest wait.
+        env: the environment.
+    """
+
+    def __init__(self, span: tuple[float, float], env: ManagerBasedRlEnv) -> None:
+        self._span = span
+        self._env = env
+        self._due = torch.full((env.num_envs,), math.inf, dtype=torch.float64, device=env.device)
+        self._now = 0
+        self._earliest = math.inf
+
+    def restart(self, rows: Tensor) -> None:
+        """Draw new waiting times for some environments."""
+        left = torch.empty(rows.shape[0], device=self._due.device)
+        left.uniform_(*self._span, generator=self._env.generator)
+        due = left.div_(self._env.step_dt).sub_(_SLACK).ceil_().double().add_(self._now)
+        self._due.index_copy_(0, rows, due)
+        self._earliest = min(self._earliest, due.min().item())
+
+    def advance(self) -> Tensor | None:
+        """Count one control step.
+
+        Returns:
+            ``[n]`` int64 environments that are due, to be restarted by the caller; None if none is.
+        """
+        self._now += 1
+        if self._now < self._earliest:
+            return None
+        due = self._due <= self._now
+        self._earliest = self._due.masked_fill(due, math.inf).min().item()
+        rows = due.nonzero().flatten()
+        return rows if rows.shape[0] else None

@@ -1,0 +1,82 @@
+"""Curriculum: what changes about a task as training goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from unilab.envs.managers.term import bind_term
+from unilab.errors import ConfigError
+
+if TYPE_CHECKING:
+    from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurriculumTermCfg:
+    """One thing that changes."""
+
+    func: Callable[..., Any]
+    """``func(env, env_ids, **params)`` with ``env_ids`` ``[n]`` int64, the episodes that end.
+
+    What it returns is logged as ``Curriculum/<name>``: a number, a tensor of one element, a dict of
+    such, or None for nothing.
+    """
+    params: dict[str, Any] = field(default_factory=dict)
+
+
+class CurriculumManager:
+    """Runs the terms whenever episodes end, before the next ones draw their commands.
+
+    Args:
+        cfg: the terms.
+        env: the environment.
+    """
+
+    def __init__(self, cfg: Mapping[str, CurriculumTermCfg], env: ManagerBasedRlEnv) -> None:
+        self._env = env
+        self._terms = [
+            bind_term(env, "curriculum", name, term, leading=2) for name, term in cfg.items()
+        ]
+        self._state: dict[str, float] = {}
+
+    def prepare(self) -> None:
+        """Run every term once for no environment, so that a bad one fails now."""
+        self.compute(torch.zeros(0, dtype=torch.int64, device=self._env.device))
+
+    def compute(self, rows: Tensor) -> None:
+        """Run the terms for environments whose episode ends.
+
+        Raises:
+            ConfigError: a term returned something that cannot be logged.
+        """
+        for term in self._terms:
+            value = term(self._env, rows)
+            if value is None:
+                continue
+            values = value if isinstance(value, dict) else {"": value}
+            for key, number in values.items():
+                tag = f"{term.name}/{key}" if key else term.name
+                try:
+                    self._state[tag] = float(number)
+                except (TypeError, ValueError, RuntimeError) as error:
+                    raise ConfigError(
+                        f"curriculum term {term.name!r} returned {value!r}: expected a number, a "
+                        "dict of numbers or None"
+                    ) from error
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """``Curriculum/<name>`` as the terms returned it last."""
+        return {f"Curriculum/{tag}": value for tag, value in self._state.items()}
+
+    def __str__(self) -> str:
+        lines = ["curriculum"]
+        for term in self._terms:
+            state = {t: v for t, v in self._state.items() if t.split("/")[0] == term.name}
+            lines.append(f"  {term.name:<28} {', '.join(f'{v:g}' for v in state.values())}")
+        return "\n".join(lines)

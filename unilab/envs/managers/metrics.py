@@ -1,0 +1,79 @@
+"""Metrics: what is worth a look and pays nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from unilab.envs.finite import bad_rows, is_finite, non_finite
+from unilab.envs.managers.term import bind_term, check_shape, evaluate
+from unilab.errors import ConfigError
+
+if TYPE_CHECKING:
+    from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricsTermCfg:
+    """One quantity, logged as ``Metrics/<name>``: its mean over the steps of ended episodes."""
+
+    func: Callable[..., Tensor]
+    """``func(env, **params) -> [num_envs]`` float32."""
+    params: dict[str, Any] = field(default_factory=dict)
+
+
+class MetricsManager:
+    """Adds the terms up over each episode.
+
+    Args:
+        cfg: the terms.
+        env: the environment.
+    """
+
+    def __init__(self, cfg: Mapping[str, MetricsTermCfg], env: ManagerBasedRlEnv) -> None:
+        self._env = env
+        self._terms = [bind_term(env, "metrics", name, term) for name, term in cfg.items()]
+        self.term_names = list(cfg)
+        self._sums = torch.zeros(len(cfg), env.num_envs, device=env.device)
+
+    def prepare(self, sums: Tensor) -> None:
+        """Evaluate each term once and check what it returns; call after the first read.
+
+        Args:
+            sums: ``[num_terms, num_envs]``, where to add the terms up; emptied by its owner when
+                an episode begins.
+        """
+        self._sums = sums
+        rows = (self._env.num_envs,)
+        for term, value in zip(self._terms, evaluate(self._terms, self._env), strict=True):
+            check_shape("metrics", term.name, value, rows, "float32 [num_envs]")
+            if value.ndim != 1 or value.dtype != torch.float32:
+                raise ConfigError(
+                    f"metrics term {term.name!r} returned {value.dtype} of shape "
+                    f"{tuple(value.shape)}: expected float32 [num_envs]"
+                )
+
+    def compute(self) -> None:
+        """Add this step's values.
+
+        Raises:
+            NonFiniteError: names the terms and rows.
+        """
+        if not self._terms:
+            return
+        values = torch.stack(evaluate(self._terms, self._env))
+        if not is_finite(values):
+            bad = {
+                term.name: rows
+                for term, value in zip(self._terms, values, strict=True)
+                if (rows := bad_rows(value))
+            }
+            raise non_finite("metrics are not finite (term", bad)
+        self._sums.add_(values)
+
+    def __str__(self) -> str:
+        return "\n".join(["metrics", *(f"  {name}" for name in self.term_names)])

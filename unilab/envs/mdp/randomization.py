@@ -1,0 +1,325 @@
+"""Event terms that vary the model between environments: domain randomisation.
+
+For every mode of events. A term draws around the values of the model file, whatever it drew before,
+so that it may run at every reset. Several terms that write the same parameter do not add up: the
+last one counts.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from unilab.envs.entity import SceneEntityCfg
+from unilab.envs.managers.term import writes
+from unilab.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
+
+_ROBOT = SceneEntityCfg("robot")
+Range = tuple[float, float]
+Operation = Literal["add", "scale", "abs"]
+Distribution = Literal["uniform", "log_uniform", "gaussian"]
+OPERATIONS = ("add", "scale", "abs")
+DISTRIBUTIONS = ("uniform", "log_uniform", "gaussian")
+
+
+@writes("body_mass", "body_inertia")
+def randomize_rigid_body_mass(
+    env: ManagerBasedRlEnv,
+    env_ids: Tensor,
+    mass_distribution_params: Range,
+    operation: Operation,
+    asset_cfg: SceneEntityCfg = _ROBOT,
+    distribution: Distribution = "uniform",
+    recompute_inertia: bool = True,
+) -> None:
+    """Vary the mass of bodies.
+
+    Args:
+        env: the environment.
+        env_ids: ``[n]``.
+        mass_distribution_params: kg for ``add`` and ``abs``, a factor for ``scale``.
+        operation: what the draw does to the model's mass.
+        asset_cfg: the entity and its ``body_names``.
+        distribution: how to draw; for ``gaussian`` the parameters are mean and deviation.
+        recompute_inertia: scale the inertia with the mass, as a change of density would.
+    """
+    ids = _index(asset_cfg.body_ids)
+    nominal = env.scene.nominal("body_mass")[ids]
+    mass = _drawn(env, env_ids, nominal, mass_distribution_params, operation, distribution)
+    _require_positive(mass, "mass", mass_distribution_params)
+    env.scene.write_field("body_mass", (ids,), mass)
+    if recompute_inertia:
+        inertia = env.scene.nominal("body_inertia")[ids] * (mass / nominal).unsqueeze(-1)
+        env.scene.write_field("body_inertia", (ids,), inertia)
+
+
+@writes("body_inertia")
+def randomize_rigid_body_inertia(
+    env: ManagerBasedRlEnv,
+    env_ids: Tensor,
+    inertia_distribution_params: Range,
+    operation: Operation,
+    asset_cfg: SceneEntityCfg = _ROBOT,
+    distribution: Distribution = "uniform",
+) -> None:
+    """Vary the principal inertias of bodies (kg m^2), all three of a body by one draw."""
+    ids = _index(asset_cfg.body_ids)
+    nominal = env.scene.nominal("body_inertia")[ids]
+    inertia = _drawn(
+        env,
+        env_ids,
+        nominal,
+        inertia_distribution_params,
+        operation,
+        distribution,
+        draws=(nominal.shape[0], 1),
+    )
+    _require_positive(inertia, "inertia", inertia_distribution_params)
+    env.scene.write_field("body_inertia", (ids,), inertia)
+
+
+@writes("body_ipos", "body_sameframe", "body_simple", "dof_simplenum")
+def randomize_rigid_body_com(
+    env: ManagerBasedRlEnv,
+    env_ids: Tensor,
+    com_range: dict[str, Range],
+    asset_cfg: SceneEntityCfg = _ROBOT,
+) -> None:
+    """Move the centre of mass of bodies by a uniform offset.
+
+    Args:
+        env: the environment.
+        env_ids: ``[n]``.
+        com_range: offsets in m by axis of the body frame (x, y, z); 0 if absent.
+        asset_cfg: the entity and its ``body_names``.
+    """
+    ids = _index(asset_cfg.body_ids)
+    nominal = env.scene.nominal("body_ipos")[ids]
+    moved = nominal.expand(env_ids.shape[0], -1, -1).clone()
+    for axis, span in com_range.items():
+        if axis not in "xyz" or len(axis) != 1:
+            raise ConfigError(f"com_range has no axis {axis!r}: axes are x, y, z")
+        column = "xyz".index(axis)
+        moved[..., column] = _drawn(env, env_ids, nominal[:, column], span, "add", "uniform")
+    env.scene.write_field("body_ipos", (ids,), moved)
+    # MuJoCo's short cuts for bodies whose centre of mass is their origin no longer hold.
+    for name in ("body_sameframe", "body_simple", "dof_simplenum"):
+        everything = torch.arange(env.scene.nominal(name).shape[0])
+        env.scene.write_field(name, (everything,), torch.zeros(env_ids.shape[0], len(everything)))
+
+
+@writes("geom_friction")
+def randomize_geom_friction(
+    env: ManagerBasedRlEnv,
+    env_ids: Tensor,
+    friction_distribution_params: Range,
+    operation: Operation = "abs",
+    asset_cfg: SceneEntityCfg = _ROBOT,
+    distribution: Distribution = "uniform",
+) -> None:
+    """Vary the sliding friction of geoms, one draw for all geoms of an environment.
+
+    MuJoCo takes the larger friction of the two geoms of a contact, or that of the one with the
+    higher ``priority``.
+
+    Args:
+        env: the environment.
+        env_ids: ``[n]``.
+        friction_distribution_params: coefficients for ``add`` and ``abs``, a factor for ``scale``.
+        operation: what the draw does to the model's friction.
+        asset_cfg: the entity with its ``geom_names`` or ``body_names``.
+        distribution: how to draw.
+    """
+    ids = _index(asset_cfg.geom_ids)
+    nominal = env.scene.nominal("geom_friction")[ids, 0]
+    friction = _drawn(
+        env, env_ids, nominal, friction_distribution_params, operation, distribution, draws=(1,)
+    )
+    _require_positive(friction, "friction", friction_distribution_params, zero=True)
+    env.scene.write_field("geom_friction", (ids, 0), friction)
+
+
+@writes("dof_frictionloss", "dof_armature", "dof_damping")
+def randomize_joint_parameters(
+    env: ManagerBasedRlEnv,
+    env_ids: Tensor,
+    friction_distribution_params: Range | None = None,
+    armature_distribution_params: Range | None = None,
+    damping_distribution_params: Range | None = None,
+    operation: Operation = "scale",
+    asset_cfg: SceneEntityCfg = _ROBOT,
+    distribution: Distribution = "uniform",
+) -> None:
+    """Vary dry friction (N m), armature (kg m^2) and damping (N m s/rad) of joints.
+
+    Args:
+        env: the environment.
+        env_ids: ``[n]``.
+        friction_distribution_params, armature_distribution_params, damping_distribution_params:
+            what to draw for each; None leaves it alone.
+        operation: what the draws do to the model's values.
+        asset_cfg: the entity and its ``joint_names``.
+        distribution: how to draw.
+    """
+    dofs = env.scene[asset_cfg.name].dof_ids[_cpu(asset_cfg.joint_ids)]
+    for name, params in (
+        ("dof_frictionloss", friction_distribution_params),
+        ("dof_armature", armature_distribution_params),
+        ("dof_damping", damping_distribution_params),
+    ):
+        if params is not None:
+            nominal = env.scene.nominal(name)[dofs]
+            value = _drawn(env, env_ids, nominal, params, operation, distribution)
+            _require_positive(value, name, params, zero=True)
+            env.scene.write_field(name, (dofs,), value)
+
+
+@writes("actuator_gainprm", "actuator_biasprm")
+def randomize_actuator_gains(
+    env: ManagerBasedRlEnv,
+    env_ids: Tensor,
+    stiffness_distribution_params: Range | None = None,
+    damping_distribution_params: Range | None = None,
+    operation: Operation = "scale",
+    asset_cfg: SceneEntityCfg = _ROBOT,
+    distribution: Distribution = "uniform",
+) -> None:
+    """Vary the gains of position actuators.
+
+    Args:
+        env: the environment.
+        env_ids: ``[n]``.
+        stiffness_distribution_params: N m/rad, or a factor; None leaves it alone.
+        damping_distribution_params: N m s/rad, or a factor; None leaves it alone.
+        operation: what the draws do to the model's gains.
+        asset_cfg: the entity and its ``actuator_names`` or ``joint_names``.
+        distribution: how to draw.
+    """
+    ids = _index(asset_cfg.actuator_ids)
+    if stiffness_distribution_params is not None:
+        nominal = env.scene.nominal("actuator_gainprm")[ids, 0]
+        params = stiffness_distribution_params
+        stiffness = _drawn(env, env_ids, nominal, params, operation, distribution)
+        _require_positive(stiffness, "stiffness", params, zero=True)
+        env.scene.write_field("actuator_gainprm", (ids, 0), stiffness)
+        env.scene.write_field("actuator_biasprm", (ids, 1), -stiffness)
+    if damping_distribution_params is not None:
+        nominal = -env.scene.nominal("actuator_biasprm")[ids, 2]
+        params = damping_distribution_params
+        damping = _drawn(env, env_ids, nominal, params, operation, distribution)
+        _require_positive(damping, "damping", params, zero=True)
+        env.scene.write_field("actuator_biasprm", (ids, 2), -damping)
+
+
+@writes("opt.gravity")
+def randomize_physics_scene_gravity(
+    env: ManagerBasedRlEnv,
+    env_ids: Tensor,
+    gravity_distribution_params: tuple[tuple[float, float, float], tuple[float, float, float]],
+    operation: Operation = "add",
+    distribution: Distribution = "uniform",
+) -> None:
+    """Vary gravity (m/s^2); ``projected_gravity`` keeps pointing down the world's z axis.
+
+    Args:
+        env: the environment.
+        env_ids: ``[n]``.
+        gravity_distribution_params: lower and upper bounds, x, y and z each.
+        operation: what the draw does to the model's gravity.
+        distribution: how to draw.
+    """
+    nominal = env.scene.nominal("opt.gravity")
+    low, high = gravity_distribution_params
+    drawn = [
+        _drawn(env, env_ids, nominal[i : i + 1], (low[i], high[i]), operation, distribution)
+        for i in range(3)
+    ]
+    env.scene.write_field("opt.gravity", (torch.arange(3),), torch.cat(drawn, dim=1))
+
+
+def randomize_encoder_bias(
+    env: ManagerBasedRlEnv,
+    env_ids: Tensor,
+    bias_range: Range,
+    asset_cfg: SceneEntityCfg = _ROBOT,
+) -> None:
+    """Draw what each encoder reads too much (rad); ``joint_pos_rel(biased=True)`` shows it."""
+    bias = env.scene[asset_cfg.name].data.encoder_bias
+    columns = torch.arange(bias.shape[1], device=bias.device)[asset_cfg.joint_ids]
+    drawn = _drawn(env, env_ids, bias[0, columns], bias_range, "abs", "uniform")
+    env.scene.write_tensor(bias, columns, drawn, "encoder bias")
+
+
+def _drawn(
+    env: ManagerBasedRlEnv,
+    env_ids: Tensor,
+    nominal: Tensor,
+    params: Range,
+    operation: str,
+    distribution: str,
+    draws: tuple[int, ...] | None = None,
+) -> Tensor:
+    """``[n, *nominal.shape]``: the nominal values with a draw added to them, or the like.
+
+    Args:
+        env: the environment.
+        env_ids: ``[n]``.
+        nominal: ``[m, ...]``.
+        params: bounds, or mean and deviation.
+        operation: one of :data:`OPERATIONS`.
+        distribution: one of :data:`DISTRIBUTIONS`.
+        draws: shape of an environment's draws, to be broadcast; None draws for every value.
+    """
+    for kind, given, options in (
+        ("operation", operation, OPERATIONS),
+        ("distribution", distribution, DISTRIBUTIONS),
+    ):
+        if given not in options:
+            raise ConfigError(
+                f"{kind} is {given!r}{did_you_mean(given, options)}: expected one of {options}"
+            )
+    low, high = params
+    if distribution != "gaussian" and low > high:
+        raise ConfigError(f"range {params} is reversed: expected (low, high)")
+    if distribution == "log_uniform" and low <= 0.0:
+        raise ConfigError(f"range {params} is not positive, as log_uniform needs")
+    n = env_ids.shape[0]
+    draw = torch.empty(
+        (n, *(draws or nominal.shape)), dtype=nominal.dtype, device=env.generator.device
+    )
+    if distribution == "uniform":
+        draw.uniform_(low, high, generator=env.generator)
+    elif distribution == "log_uniform":
+        bounds = torch.tensor(params, dtype=nominal.dtype).log().tolist()
+        draw.uniform_(*bounds, generator=env.generator).exp_()
+    else:
+        draw.normal_(low, high, generator=env.generator)
+    draw = draw.to(nominal.device)
+    if operation == "abs":
+        return draw.expand(n, *nominal.shape)
+    return nominal + draw if operation == "add" else nominal * draw
+
+
+def _require_positive(value: Tensor, what: str, params: Range, zero: bool = False) -> None:
+    least = float(value.min()) if value.numel() else 1.0
+    if least < 0.0 or (least == 0.0 and not zero):
+        raise ConfigError(
+            f"range {params} makes a {what} of {least:g}: it must be "
+            f"{'at least 0' if zero else 'more than 0'}"
+        )
+
+
+def _index(ids: Tensor | slice) -> Tensor:
+    """Indices that the scene has filled in."""
+    if isinstance(ids, slice):
+        raise ConfigError("a SceneEntityCfg must be a parameter of the term to be resolved")
+    return ids
+
+
+def _cpu(ids: Tensor | slice) -> Tensor | slice:
+    return ids if isinstance(ids, slice) else ids.cpu()

@@ -14,6 +14,7 @@ from unilab.modules import FlashSACActor
 from unilab.modules.layers import UnitLinear
 from unilab.objectives import FlashSACLoss
 from unilab.trainers import FlashSACLearner
+from unilab.trainers.acceleration import matmul_dtype
 
 
 def run(learner: FlashSACLearner, updates: range) -> list[dict[str, Tensor]]:
@@ -148,6 +149,15 @@ def test_bfloat16_stays_near_the_float32_update():
     assert not torch.equal(exact[0]["loss_qvalue"], rounded[0]["loss_qvalue"])
 
 
+@pytest.mark.parametrize(("units", "dtype"), [(True, torch.bfloat16), (False, None)])
+def test_precision_auto_is_bfloat16_where_the_cpu_has_units_for_it(units, dtype, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": units})
+    assert matmul_dtype("auto", device=torch.device("cpu")) is dtype
+    assert matmul_dtype("auto", device=torch.device("cuda")) is None
+    assert matmul_dtype("bfloat16", device=torch.device("cpu")) is torch.bfloat16
+    assert matmul_dtype(None, device=torch.device("cpu")) is None
+
+
 def test_precision_is_set_for_the_target_too_and_taken_back():
     loss = tiny_loss()
     for amp_dtype, dtype in (("bfloat16", torch.bfloat16), (None, None)):
@@ -185,7 +195,7 @@ def test_auxiliary_losses_reach_the_actor_and_the_metrics():
         ({"actor_update_period": 0}, "actor_update_period=0: expected at least 1"),
         ({"tau": 0.0}, "tau=0.0: expected 0 < tau <= 1"),
         ({"tau": 1.5}, "tau=1.5: expected 0 < tau <= 1"),
-        ({"amp_dtype": "float16"}, "amp_dtype='float16': expected None or 'bfloat16'"),
+        ({"amp_dtype": "float16"}, "amp_dtype='float16': expected None, 'bfloat16' or 'auto'"),
         ({"lr": 0.0}, "lr=0.0: expected a positive learning rate"),
         ({"lr": float("nan")}, "lr=nan: expected a positive learning rate"),
         ({"lr_init": -1e-4}, "lr_init=-0.0001: expected at least 0"),

@@ -15,9 +15,28 @@ from torch._dynamo.exc import TorchDynamoException
 from unilab.errors import ConfigError
 from unilab.objectives import FlashSACLoss
 
-__all__ = ["CompiledOrEager", "Step", "captured", "use_cuda_graph"]
+__all__ = ["CompiledOrEager", "Step", "captured", "matmul_dtype", "use_cuda_graph"]
 
 Step = Callable[[TensorDictBase], dict[str, Tensor]]
+
+
+def matmul_dtype(amp_dtype: str | None, *, device: torch.device) -> torch.dtype | None:
+    """In which precision linear layers multiply; None: their own.
+
+    Args:
+        amp_dtype: the setting; "auto" is bfloat16 on a CPU that has matrix units for it, where
+            it is known to train as well and faster.
+        device: where the learner is.
+
+    Raises:
+        ConfigError: no such setting.
+    """
+    if amp_dtype not in (None, "bfloat16", "auto"):
+        raise ConfigError(f"amp_dtype={amp_dtype!r}: expected None, 'bfloat16' or 'auto'")
+    if amp_dtype == "auto":
+        units = device.type == "cpu" and torch.cpu.get_capabilities().get("amx_bf16", False)
+        amp_dtype = "bfloat16" if units else None
+    return torch.bfloat16 if amp_dtype else None
 
 
 def use_cuda_graph(wanted: bool | None, *, device: torch.device, custom: bool) -> bool:

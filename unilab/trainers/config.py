@@ -62,8 +62,8 @@ class AlgoParamsCfg:
     """Critic updates per actor and temperature update."""
     compile: bool = True
     """Compile the update with ``torch.compile``; falls back to eager where that is not possible."""
-    amp_dtype: Literal["bfloat16"] | None = None
-    """Precision of the matrix products; null: float32."""
+    amp_dtype: Literal["bfloat16", "auto"] | None = None
+    """Precision of the matrix products; auto: bfloat16 on a CPU with units for it; null: float32."""
     actor_config: FlashSACActorSpec | None = None
     """An actor of your own, ``{builder: "pkg.module:callable", kwargs: {...}}``; null: built-in."""
     actor_normalize_parameters: bool = True

@@ -16,7 +16,13 @@ from unilab.modules.actor_spec import semantics_problem
 from unilab.modules.layers import UnitLinear
 from unilab.objectives import FlashSACLoss
 from unilab.objectives.functional import learning_rate
-from unilab.trainers.acceleration import CompiledOrEager, Step, captured, use_cuda_graph
+from unilab.trainers.acceleration import (
+    CompiledOrEager,
+    Step,
+    captured,
+    matmul_dtype,
+    use_cuda_graph,
+)
 from unilab.trainers.checkpoint import mismatch
 from unilab.trainers.optimizer import ScheduledAdam
 
@@ -44,7 +50,7 @@ class FlashSACLearner:
         actor_update_period: updates for each step of actor and temperature.
         tau: rate of the target critic.
         amp_dtype: ``"bfloat16"`` computes the matrix products of the linear layers, and nothing
-            else, in bfloat16.
+            else, in bfloat16; ``"auto"`` does so on a CPU with matrix units for it.
         compile: put the critic's part of the update through ``torch.compile``. Where no compiler is
             usable, the first update warns and all run eagerly.
         use_whole_cycle_cuda_graph: capture whole updates as CUDA graphs; None: where the loss lies
@@ -107,8 +113,6 @@ class FlashSACLearner:
             raise ConfigError(f"warmup_steps={warmup_steps}: expected at least 0")
         if decay_steps < 1:
             raise ConfigError(f"decay_steps={decay_steps}: expected at least 1")
-        if amp_dtype not in (None, "bfloat16"):
-            raise ConfigError(f"amp_dtype={amp_dtype!r}: expected None or 'bfloat16'")
         custom = actor_semantics(loss.actor)["kind"] == "custom"
         if custom and not actor_normalize_parameters:
             raise ConfigError(
@@ -116,10 +120,11 @@ class FlashSACLearner:
                 "built-in one; leave it True, and let the actor's normalize_parameters do nothing"
             )
         device = loss.log_alpha.device
+        precision = matmul_dtype(amp_dtype, device=device)
         use_graph = use_cuda_graph(use_whole_cycle_cuda_graph, device=device, custom=custom)
         for layer in loss.modules():
             if isinstance(layer, UnitLinear):
-                layer.matmul_dtype = torch.bfloat16 if amp_dtype else None
+                layer.matmul_dtype = precision
         self.loss = loss
         self.actor_update_period = actor_update_period
         self.update_count = 0

@@ -63,7 +63,7 @@ class AlgoParamsCfg:
     compile: bool = True
     """Compile the update with ``torch.compile``; falls back to eager where that is not possible."""
     amp_dtype: Literal["bfloat16", "auto"] | None = None
-    """Precision of the matrix products; auto: bfloat16 on a CPU with units for it; null: float32."""
+    """Of the matrix products; auto: bfloat16 on a CPU with units for it; null: float32."""
     actor_config: FlashSACActorSpec | None = None
     """An actor of your own, ``{builder: "pkg.module:callable", kwargs: {...}}``; null: built-in."""
     actor_normalize_parameters: bool = True

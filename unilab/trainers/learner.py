@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 from torchrl.objectives import SoftUpdate

@@ -162,12 +162,12 @@ def bind_term(
 
 
 def evaluate(terms: Sequence[Term], env: ManagerBasedRlEnv) -> list[Any]:
-    """Every term's value, in inference mode: half of what PyTorch does for a small operation is
-    bookkeeping for gradients that no environment has.
+    """Every term's value, in inference mode.
+
+    Without it PyTorch keeps books on every small operation for gradients that no environment has.
 
     Returns:
-        Tensors that may be inference tensors; what a manager makes of them (a stack, a sum) may
-        not be and goes anywhere.
+        Inference tensors, perhaps; what a manager makes of them outside (a stack, a sum) is none.
     """
     with torch.inference_mode():
         return [term(env) for term in terms]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from unilab.backends import MujocoBackend, SimBackend
+from unilab.envs.deployment import deployment_metadata
 from unilab.envs.episodes import EpisodeSums
 from unilab.envs.managers import (
     ActionManager,
@@ -214,6 +216,14 @@ class ManagerBasedRlEnv(TorchEnv):
         """Free the physics; a second call does nothing."""
         super().close(raise_if_closed=raise_if_closed)
         self.backend.close()
+
+    def deployment_metadata(self) -> dict[str, Any]:
+        """What a robot's own program must know to run a policy of this task, as JSON values.
+
+        See :func:`unilab.envs.deployment.deployment_metadata`; ``unilab export`` writes it into
+        the exported file.
+        """
+        return deployment_metadata(self)
 
     def describe(self) -> str:
         """Every manager's table."""

@@ -3,8 +3,9 @@
 from unilab.record.console import Progress, closing_summary, started_as
 from unilab.record.metrics import MetricLogger, ProgressCsv
 from unilab.record.plot import plot_learning_curve
-from unilab.record.run_folder import RunFolder
+from unilab.record.run_folder import RunFolder, package_versions
 from unilab.record.schema import Metric, metric
+from unilab.record.video import VideoWriter
 
 __all__ = [
     "Metric",
@@ -12,8 +13,10 @@ __all__ = [
     "Progress",
     "ProgressCsv",
     "RunFolder",
+    "VideoWriter",
     "closing_summary",
     "metric",
+    "package_versions",
     "plot_learning_curve",
     "started_as",
 ]

@@ -14,7 +14,7 @@ from typing import Any
 
 from unilab.errors import CheckpointError, ConfigError
 
-__all__ = ["RunFolder"]
+__all__ = ["RunFolder", "package_versions"]
 
 _PACKAGES = ("unilab-torchrl", "torch", "torchrl", "tensordict", "mujoco", "numpy")
 
@@ -112,7 +112,7 @@ class RunFolder:
         content = {
             "config": dict(config),
             **resolved,
-            "versions": _versions(),
+            "versions": package_versions(),
             "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
         partial = self.config_file.with_suffix(".json.partial")
@@ -136,7 +136,8 @@ class RunFolder:
         return content
 
 
-def _versions() -> dict[str, str]:
+def package_versions() -> dict[str, str]:
+    """Versions of the packages that decide what a run computes."""
     found = {}
     for package in _PACKAGES:
         try:

@@ -74,6 +74,11 @@ class CommandManager:
     def __init__(self, cfg: Mapping[str, CommandTermCfg], env: ManagerBasedRlEnv) -> None:
         self._terms = {name: term.build(env) for name, term in cfg.items()}
 
+    @property
+    def terms(self) -> Mapping[str, CommandTerm]:
+        """The running terms by name."""
+        return self._terms
+
     def get_command(self, name: str) -> Tensor:
         """The command in force, ``[num_envs, width]``.
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import unilab
 from unilab import registry
+from unilab.cli.export import export
+from unilab.cli.play import play
 from unilab.envs.nan_guard import replay_dump
 from unilab.errors import CapabilityError, UnilabError
 from unilab.record import plot_learning_curve
@@ -34,6 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             _list()
         elif args.command == "replay-dump":
             print(replay_dump(args.dump))
+        elif args.command == "export":
+            export(args.run, args.out)
+        elif args.command == "play":
+            play(**{name: value for name, value in vars(args).items() if name != "command"})
         else:
             print(plot_learning_curve(args.run, args.out))
     except UnilabError as error:
@@ -95,8 +101,50 @@ def _parser() -> argparse.ArgumentParser:
     plot = commands.add_parser("plot", help="draw a run's learning curve")
     plot.add_argument("run", help="the run's folder")
     plot.add_argument("--out", help="picture to write (default: learning_curve.png in the run)")
+    run = "the run's folder, or one of its checkpoints"
+    played = commands.add_parser("play", help="play a run's policy and show what it earns")
+    played.add_argument("run", help=run)
+    played.add_argument(
+        "--robots", type=_count, default=4, metavar="N", help="robots, one episode each (4)"
+    )
+    played.add_argument("--seed", type=int, default=0, help="seed of the environment (0)")
+    played.add_argument(
+        "--seconds", type=_seconds, help="length of an episode (default: the run's own)"
+    )
+    played.add_argument("--policy", metavar="FILE", help="play an exported .onnx file instead")
+    played.add_argument("--video", metavar="FILE", help="film the robots into an .mp4 file")
+    played.add_argument(
+        "--size",
+        type=_size,
+        default=(1280, 720),
+        metavar="WxH",
+        help="pixels of the video (1280x720)",
+    )
+    played.add_argument(
+        "--viewer", action="store_true", help="watch the first robot until the window is closed"
+    )
+    exported = commands.add_parser("export", help="write a run's policy as ONNX, for a robot")
+    exported.add_argument("run", help=run)
+    exported.add_argument("--out", metavar="FILE", help="(default: policy.onnx in the run)")
     return parser
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value}: give at least 1")
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0.0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text}: give a number of seconds above 0")
+    return value
+
+
+def _size(text: str) -> tuple[int, int]:
+    width, _, height = text.lower().partition("x")
+    if not (width.isdigit() and height.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text!r}: write it as 1280x720")
+    return int(width), int(height)

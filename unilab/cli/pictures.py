@@ -1,0 +1,91 @@
+"""What a frame shows of each robot: its pose, its command and what it makes of it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import mujoco
+import torch
+
+from unilab.backends import MujocoBackend
+from unilab.envs import ManagerBasedRlEnv, mdp
+from unilab.envs.rotations import rotate_inverse
+from unilab.errors import CapabilityError
+from unilab.record.renderer import Arrow, View
+
+__all__ = ["mj_model", "views"]
+
+_COMMANDED = (0.1, 0.75, 0.2, 1.0)
+_ACTUAL = (0.15, 0.35, 0.95, 1.0)
+# Arrows hang above the root, half a metre long for 1 m/s.
+_ABOVE, _LENGTH, _SHORTEST = 0.35, 0.5, 0.05
+
+
+def mj_model(env: ManagerBasedRlEnv) -> mujoco.MjModel:
+    """The model behind an environment.
+
+    Raises:
+        CapabilityError: its physics are not MuJoCo's.
+    """
+    if not isinstance(env.backend, MujocoBackend):
+        raise CapabilityError(
+            f"pictures are drawn by MuJoCo, and this task runs on {type(env.backend).__name__}: "
+            "play it without --video and --viewer"
+        )
+    return env.backend.mj_model
+
+
+def views(env: ManagerBasedRlEnv, rows: int) -> list[View]:
+    """The first robots of an environment as they are now.
+
+    A robot with a free root that follows a planar velocity gets two arrows: green for the command,
+    blue for its own velocity.
+    """
+    state = env.backend.get_state_views()
+    qpos = state["qpos"][:rows]
+    titles = [
+        [f"robot {i}   {seconds:.1f} s"]
+        for i, seconds in enumerate((env.episode_length[:rows] * env.step_dt).tolist())
+    ]
+    arrows: list[list[Arrow]] = [[] for _ in range(rows)]
+    commands = [
+        term.command[:rows].double().cpu()
+        for term in env.command_manager.terms.values()
+        if isinstance(term, mdp.UniformVelocityCommand)
+    ]
+    roots = [e.root_joint for e in env.scene.entities.values() if e.root_joint is not None]
+    if commands and roots:
+        pose, velocity = qpos[:, roots[0].qpos], state["qvel"][:rows, roots[0].qvel]
+        own = torch.cat((rotate_inverse(pose[:, 3:], velocity[:, :3])[:, :2], velocity[:, 5:]), 1)
+        for i in range(rows):
+            command, actual = commands[0][i].tolist(), own[i].tolist()
+            titles[i] += [
+                "command {:+.2f} {:+.2f} m/s {:+.2f} rad/s".format(*command),
+                "actual  {:+.2f} {:+.2f} m/s {:+.2f} rad/s".format(*actual),
+            ]
+            for value, colour, height in ((command, _COMMANDED, 0.06), (actual, _ACTUAL, 0.0)):
+                arrows[i] += _arrow(pose[i], value, _ABOVE + height, colour)
+    return [
+        View(qpos=qpos[i].numpy().copy(), arrows=arrows[i], title="\n".join(titles[i]))
+        for i in range(rows)
+    ]
+
+
+def _arrow(pose: Any, planar: list[float], height: float, colour: Any) -> list[Arrow]:
+    """A planar velocity in the root's frame as an arrow above the root; none when it is tiny."""
+    if math.hypot(planar[0], planar[1]) < _SHORTEST:
+        return []
+    w, x, y, z = pose[3:].tolist()
+    yaw = math.atan2(2.0 * (w * z + x * y), 1.0 - 2.0 * (y * y + z * z))
+    forward, left = planar[:2]
+    vector = torch.tensor(
+        [
+            math.cos(yaw) * forward - math.sin(yaw) * left,
+            math.sin(yaw) * forward + math.cos(yaw) * left,
+            0.0,
+        ],
+        dtype=torch.float64,
+    )
+    start = pose[:3] + torch.tensor([0.0, 0.0, height], dtype=torch.float64)
+    return [Arrow(start.numpy(), (_LENGTH * vector).numpy(), colour)]

@@ -1,0 +1,144 @@
+"""``unilab play``: a run's policy at work."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from statistics import fmean
+
+from rich.console import Console
+from rich.table import Table
+from tensordict.nn import TensorDictModuleBase
+from tqdm import tqdm
+
+from unilab.cli.pictures import mj_model, views
+from unilab.cli.rollout import Episode, play_episodes
+from unilab.cli.runs import TrainedTask, check_widths
+from unilab.envs import ManagerBasedRlEnv
+from unilab.errors import ConfigError
+from unilab.export import OnnxPolicy
+from unilab.modules import FlashSACPolicy, actor_semantics
+from unilab.record import VideoWriter
+from unilab.trainers import load_play_actor
+
+__all__ = ["play"]
+
+# Frames a second of a video at most; it shows every nth control step, at the speed of life.
+_MAX_FPS = 30
+
+
+def play(
+    run: str | Path,
+    *,
+    robots: int = 4,
+    seed: int = 0,
+    seconds: float | None = None,
+    policy: str | Path | None = None,
+    video: str | Path | None = None,
+    size: tuple[int, int] = (1280, 720),
+    viewer: bool = False,
+) -> list[Episode]:
+    """Plays one episode of each robot without exploration and prints what came of it.
+
+    Args:
+        run: the run's folder, or one of its checkpoints.
+        robots: robots side by side.
+        seed: the environment's seed: where they start, what they are asked.
+        seconds: length of an episode; the run's own by default.
+        policy: an exported file to play in place of the checkpoint.
+        video: an mp4 file to write.
+        size: width and height of the video in pixels.
+        viewer: open MuJoCo's viewer on the first robot and play until it is closed.
+
+    Returns:
+        The episodes that the tables show.
+    """
+    task = TrainedTask.of(run)
+    chosen = _exported(policy, task) if policy is not None else _trained(run)
+    overrides = {} if seconds is None else {"episode_length_s": seconds}
+    env = task.make_env(num_envs=robots, seed=seed, overrides=overrides)
+    played = str(policy if policy is not None else task.path)
+    with contextlib.ExitStack() as stack:
+        stack.callback(env.close)
+        check_widths(env, *_widths(chosen), played)
+        shows: list[Callable[[], bool]] = []
+        if video is not None:
+            shows.append(stack.enter_context(_filmed(env, Path(video), size)))
+        if viewer:
+            from unilab.cli.viewer import LiveViewer
+
+            window = LiveViewer(env)
+            stack.callback(window.close)
+            shows.append(window.show)
+        episodes = play_episodes(
+            env, chosen, on_step=lambda: all([show() for show in shows]), endless=viewer
+        )
+    _report(task.name, played, episodes)
+    if video is not None:
+        print(f"Video: {video}")
+    return episodes
+
+
+def _trained(run: str | Path) -> FlashSACPolicy:
+    return FlashSACPolicy(load_play_actor(run))
+
+
+def _exported(path: str | Path, task: TrainedTask) -> OnnxPolicy:
+    policy = OnnxPolicy(path)
+    made_for = policy.metadata.get("task", task.name)
+    if made_for != task.name:
+        raise ConfigError(
+            f"{path} was exported from a run of {made_for}, and {task.path} is one of {task.name}: "
+            "play a file with a run of its own task"
+        )
+    return policy
+
+
+def _widths(policy: TensorDictModuleBase) -> tuple[int, int]:
+    if isinstance(policy, OnnxPolicy):
+        return policy.obs_dim, policy.action_dim
+    semantics = actor_semantics(policy.actor)
+    return semantics["obs_dim"], semantics["action_dim"]
+
+
+@contextlib.contextmanager
+def _filmed(
+    env: ManagerBasedRlEnv, path: Path, size: tuple[int, int]
+) -> Iterator[Callable[[], bool]]:
+    """A function that films a control step; the file is complete when the block ends."""
+    from unilab.record.renderer import TiledRenderer
+
+    every = max(1, round(1.0 / (_MAX_FPS * env.step_dt)))
+    renderer = TiledRenderer(mj_model(env), tiles=env.num_envs, width=size[0], height=size[1])
+    writer = VideoWriter(path, width=size[0], height=size[1], fps=1.0 / (every * env.step_dt))
+    with contextlib.closing(renderer), writer, tqdm(total=env.max_episode_length) as bar:
+        bar.set_description("filming")
+
+        def film() -> bool:
+            if bar.n % every == 0:
+                writer.add(renderer.draw(views(env, env.num_envs)))
+            bar.update()
+            return True
+
+        yield film
+
+
+def _report(task: str, played: str, episodes: Sequence[Episode]) -> None:
+    console = Console()
+    table = Table(title=f"{task}: {played}", title_justify="left")
+    for name in ("robot", "return", "seconds"):
+        table.add_column(name, justify="right")
+    table.add_column("ended by")
+    for e in episodes:
+        table.add_row(str(e.robot), f"{e.total:.3f}", f"{e.seconds:.2f}", e.ended_by or "-")
+    table.add_section()
+    mean = fmean(e.total for e in episodes), fmean(e.seconds for e in episodes)
+    table.add_row("mean", f"{mean[0]:.3f}", f"{mean[1]:.2f}", "")
+    console.print(table)
+    terms = Table(title="reward by second, mean of the episodes", title_justify="left")
+    terms.add_column("term")
+    terms.add_column("1/s", justify="right")
+    for name in episodes[0].terms:
+        terms.add_row(name, f"{fmean(e.terms[name] for e in episodes):+.4f}")
+    console.print(terms)

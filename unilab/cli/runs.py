@@ -1,0 +1,86 @@
+"""What a run folder says of the task that it was trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from unilab import registry
+from unilab.envs import ManagerBasedRlEnv
+from unilab.errors import CheckpointError, ConfigError
+from unilab.record import RunFolder
+
+__all__ = ["TrainedTask", "check_widths"]
+
+
+@dataclass(frozen=True)
+class TrainedTask:
+    """A run, or one of its checkpoints, and its task."""
+
+    path: Path
+    """What was given: the run's folder or a checkpoint in it."""
+    run: RunFolder
+    name: str
+    """The task's name in the registry."""
+    overrides: Mapping[str, Any]
+    """The run's changes to the task."""
+
+    @classmethod
+    def of(cls, path: str | Path) -> TrainedTask:
+        """Reads a run's configuration; the folder need not be writable.
+
+        Raises:
+            CheckpointError: the path is neither a run nor a checkpoint in one, or its
+                configuration is damaged.
+        """
+        path = Path(path)
+        candidates = (RunFolder(path), RunFolder(path.absolute().parent.parent))
+        run = next((c for c in candidates if c.config_file.is_file()), None)
+        if run is None or not path.exists():
+            what = "does not exist" if not path.exists() else "is neither a run nor a checkpoint"
+            raise CheckpointError(
+                f"{path} {what}: give the folder that the run printed when it started, or one of "
+                "its checkpoints/"
+            )
+        config = run.read_config()["config"]
+        name, overrides = config.get("task"), config.get("env", {})
+        if not isinstance(name, str) or not isinstance(overrides, dict):
+            raise CheckpointError(
+                f"{run.config_file} names no task: restore it, or start a new run"
+            )
+        return cls(path, run, name, overrides)
+
+    def make_env(
+        self, *, num_envs: int, seed: int, overrides: Mapping[str, Any] | None = None
+    ) -> ManagerBasedRlEnv:
+        """The task's environment as the run had it.
+
+        Args:
+            num_envs: robots.
+            seed: the environment's seed.
+            overrides: changes on top of the run's.
+
+        Raises:
+            ConfigError: the task is not registered, or has changed so that the overrides do not
+                fit.
+        """
+        merged = {**self.overrides, **(overrides or {})}
+        env = registry.make(self.name, num_envs=num_envs, seed=seed, overrides=merged)
+        assert isinstance(env, ManagerBasedRlEnv)
+        return env
+
+
+def check_widths(env: ManagerBasedRlEnv, obs_dim: int, action_dim: int, what: str) -> None:
+    """Checks that a policy fits the task as it is now.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    here = env.obs_groups_spec["obs"], env.action_spec.shape[-1]
+    if (obs_dim, action_dim) != here:
+        raise ConfigError(
+            f"{what} maps {obs_dim} observations to {action_dim} actions and the task "
+            f"{here[0]} to {here[1]}: it belongs to another task, or the task has changed since"
+        )

@@ -1,0 +1,111 @@
+"""What a robot's own program must know of a task to run its policy."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from unilab.envs.entity import SceneEntityCfg, find_names
+from unilab.envs.managers.action import JointPositionActionCfg
+from unilab.envs.managers.observation import ObservationTermCfg
+
+if TYPE_CHECKING:
+    from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
+
+_JOINT_FIELDS = {"joint_pos", "joint_vel", "joint_torque"}
+
+
+def deployment_metadata(env: ManagerBasedRlEnv) -> dict[str, Any]:
+    """Observation layout, action mapping, joints and gains of a task, in values that JSON holds.
+
+    Joints are listed by name in the model's order, actions in the order of the policy's output; a
+    driven joint's control is ``action_offset + action_scale * action``. Lengths are in m, angles
+    in rad, gains in N m/rad and N m s/rad. A bound that does not exist is None.
+    """
+    widths = env.observation_manager.term_widths["obs"]
+    terms = env.cfg.observations["obs"].terms
+    joints = [j for j in env.backend.joints if j.type in ("hinge", "slide")]
+    manager = env.action_manager
+    by_name = {actuator.name: actuator for actuator in env.backend.actuators}
+    driven = [by_name[name] for name in manager.actuator_names]
+    kinds = _action_kinds(env, list(by_name))
+    return {
+        "control_period": env.step_dt,
+        "observation_terms": [_term(env, n, terms[n], width) for n, width in widths.items()],
+        "joint_names": [joint.name for joint in joints],
+        "default_joint_pos": [float(env.backend.default_qpos[j.qpos.start]) for j in joints],
+        "action_names": list(manager.actuator_names),
+        "action_joint_names": [actuator.joint for actuator in driven],
+        "action_kinds": [kinds[name] for name in manager.actuator_names],
+        "action_low": _floats(env.action_spec.space.low[0]),
+        "action_high": _floats(env.action_spec.space.high[0]),
+        "action_scale": _floats(manager.scale),
+        "action_offset": _floats(manager.offset),
+        "control_limits": [_bounds(actuator.ctrl_range) for actuator in driven],
+        "effort_limits": [_bounds(actuator.force_range) for actuator in driven],
+        "stiffness": [actuator.stiffness for actuator in driven],
+        "damping": [actuator.damping for actuator in driven],
+    }
+
+
+def _term(
+    env: ManagerBasedRlEnv, name: str, cfg: ObservationTermCfg, width: int
+) -> dict[str, Any]:
+    scale = cfg.scale if isinstance(cfg.scale, tuple) else (cfg.scale,) * width
+    defaults = {
+        key: parameter.default
+        for key, parameter in inspect.signature(cfg.func).parameters.items()
+        if parameter.default is not inspect.Parameter.empty
+    }
+    reads = set(getattr(cfg.func, "reads_fields", ()))
+    params = {
+        key: _parameter(env, value, joints=bool(reads & _JOINT_FIELDS))
+        for key, value in {**defaults, **cfg.params}.items()
+    }
+    return {
+        "name": name,
+        "width": width,
+        "function": cfg.func.__name__,
+        "params": params,
+        "clip": None if cfg.clip is None else _bounds(cfg.clip),
+        "scale": [float(value) for value in scale],
+        # One control step: the present one.
+        "history": 1,
+    }
+
+
+def _parameter(env: ManagerBasedRlEnv, value: Any, *, joints: bool) -> Any:
+    """A term's parameter as JSON holds it; an entity with the joints that the term looks at."""
+    if isinstance(value, SceneEntityCfg):
+        entity = env.scene[value.name]
+        if not joints:
+            return {"entity": value.name}
+        ids = entity.find_joints(value.joint_names)
+        return {"entity": value.name, "joint_names": [entity.joint_names[i] for i in ids]}
+    if isinstance(value, list | tuple):
+        return [_parameter(env, inner, joints=joints) for inner in value]
+    if isinstance(value, dict):
+        return {str(k): _parameter(env, inner, joints=joints) for k, inner in value.items()}
+    return value if value is None or isinstance(value, bool | int | float | str) else repr(value)
+
+
+def _action_kinds(env: ManagerBasedRlEnv, names: Sequence[str]) -> dict[str, str]:
+    """What each driven actuator's control is: a joint's target position or an effort."""
+    return {
+        names[i]: "position" if isinstance(term, JointPositionActionCfg) else "effort"
+        for term in env.cfg.actions.values()
+        for i in find_names(term.actuator_names, names, "actuator")
+    }
+
+
+def _floats(values: Tensor) -> list[float]:
+    """float32 values in their shortest decimal form, which reads back as the same float32."""
+    return [float(str(value)) for value in values.cpu().numpy()]
+
+
+def _bounds(bounds: tuple[float, float]) -> list[float | None]:
+    return [value if math.isfinite(value) else None for value in bounds]

@@ -1,0 +1,6 @@
+"""Policies as files that run without this library: ONNX."""
+
+from unilab.export.onnx_export import OnnxExport, export_onnx
+from unilab.export.onnx_policy import OnnxPolicy
+
+__all__ = ["OnnxExport", "OnnxPolicy", "export_onnx"]

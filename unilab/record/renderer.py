@@ -1,0 +1,182 @@
+"""Pictures of many copies of one MuJoCo model, side by side in one frame."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass
+
+import mujoco
+import numpy as np
+
+from unilab.errors import ConfigError
+from unilab.record.opengl import offscreen_context, renders_in_software
+
+__all__ = ["Arrow", "TiledRenderer", "View", "draw_arrows"]
+
+_ALL = int(mujoco.mjtCatBit.mjCAT_ALL)
+
+
+@dataclass(frozen=True)
+class Arrow:
+    """An arrow in the scene."""
+
+    start: np.ndarray
+    """``[3]``, m, world frame."""
+    vector: np.ndarray
+    """``[3]``, m."""
+    rgba: tuple[float, float, float, float]
+
+
+@dataclass(frozen=True)
+class View:
+    """One robot's tile of a frame."""
+
+    qpos: np.ndarray
+    """``[nq]``."""
+    arrows: Sequence[Arrow] = ()
+    title: str = ""
+    """Lines in the tile's corner."""
+
+
+class TiledRenderer:
+    """Renders each state of a model in a tile of its own, with a camera that follows it.
+
+    The camera is the model's own named ``track``, or else MuJoCo's default view, turned after the
+    first body with a free joint. Rendered by a CPU, pictures are plainer: no smoothed edges,
+    coarser shadows.
+
+    Args:
+        model: the compiled model; it is not changed.
+        tiles: states in a frame.
+        width, height: pixels of the frame.
+
+    Raises:
+        CapabilityError: the machine has no OpenGL; see :func:`~unilab.record.opengl`.
+        ConfigError: a frame too small for its tiles.
+    """
+
+    def __init__(self, model: mujoco.MjModel, *, tiles: int, width: int, height: int) -> None:
+        columns = math.ceil(math.sqrt(tiles))
+        rows = math.ceil(tiles / columns)
+        if width // columns < 64 or height // rows < 64:
+            raise ConfigError(
+                f"a frame of {width}x{height} pixels is too small for {tiles} tiles: give each at "
+                "least 64x64"
+            )
+        self.width, self.height = width, height
+        self._tiles = _grid(tiles, columns, rows, width, height)
+        self._context = offscreen_context(width, height)
+        self._model = copy(model)
+        quality, size = self._model.vis.quality, self._model.vis.global_
+        size.offwidth, size.offheight = width, height
+        if renders_in_software():
+            quality.offsamples = 0
+            quality.shadowsize = min(quality.shadowsize, 1024)
+        self._data = mujoco.MjData(self._model)
+        self._scene = mujoco.MjvScene(self._model, maxgeom=2 * self._model.ngeom + 1000)
+        self._option = mujoco.MjvOption()
+        self._camera = _camera(self._model)
+        free = np.flatnonzero(model.jnt_type == int(mujoco.mjtJoint.mjJNT_FREE))
+        self._root = int(model.jnt_qposadr[free[0]]) if free.size else None
+        self._home = model.qpos0[self._root : self._root + 2] if self._root is not None else None
+        self._gpu = mujoco.MjrContext(self._model, int(mujoco.mjtFontScale.mjFONTSCALE_100))
+        mujoco.mjr_setBuffer(int(mujoco.mjtFramebuffer.mjFB_OFFSCREEN), self._gpu)
+
+    def draw(self, views: Sequence[View]) -> np.ndarray:
+        """One frame.
+
+        Args:
+            views: as many as there are tiles.
+
+        Returns:
+            ``[height, width, 3]`` uint8.
+        """
+        whole = mujoco.MjrRect(0, 0, self.width, self.height)
+        mujoco.mjr_rectangle(whole, 0.1, 0.1, 0.1, 1.0)
+        for view, tile in zip(views, self._tiles, strict=True):
+            self._data.qpos[:] = view.qpos
+            mujoco.mj_forward(self._model, self._data)
+            self._light()
+            mujoco.mjv_updateScene(
+                self._model, self._data, self._option, None, self._camera, _ALL, self._scene
+            )
+            draw_arrows(self._scene, view.arrows)
+            mujoco.mjr_render(tile, self._scene, self._gpu)
+            if view.title:
+                mujoco.mjr_overlay(
+                    int(mujoco.mjtFont.mjFONT_NORMAL),
+                    int(mujoco.mjtGridPos.mjGRID_TOPLEFT),
+                    tile,
+                    view.title,
+                    "",
+                    self._gpu,
+                )
+        frame = np.empty((self.height, self.width, 3), dtype=np.uint8)
+        mujoco.mjr_readPixels(frame, None, whole, self._gpu)
+        # OpenGL counts rows from the bottom.
+        return np.ascontiguousarray(frame[::-1])
+
+    def _light(self) -> None:
+        """Lamps that hang in the world go with the robot, which would walk out of their light."""
+        if self._root is not None:
+            travelled = self._data.qpos[self._root : self._root + 2] - self._home
+            self._data.light_xpos[self._model.light_bodyid == 0, :2] += travelled
+
+    def close(self) -> None:
+        """Frees the OpenGL context; a second call does nothing."""
+        if self._context is not None:
+            self._gpu.free()
+            self._context.free()
+            self._context = None
+
+
+def draw_arrows(scene: mujoco.MjvScene, arrows: Sequence[Arrow]) -> None:
+    """Appends arrows to a scene, as far as it has room."""
+    for arrow in arrows[: scene.maxgeom - scene.ngeom]:
+        geom = scene.geoms[scene.ngeom]
+        mujoco.mjv_initGeom(
+            geom,
+            int(mujoco.mjtGeom.mjGEOM_ARROW),
+            np.zeros(3),
+            np.zeros(3),
+            np.zeros(9),
+            np.array(arrow.rgba, dtype=np.float32),
+        )
+        mujoco.mjv_connector(
+            geom,
+            int(mujoco.mjtGeom.mjGEOM_ARROW),
+            0.02,
+            np.asarray(arrow.start, dtype=np.float64),
+            np.asarray(arrow.start + arrow.vector, dtype=np.float64),
+        )
+        scene.ngeom += 1
+
+
+def _grid(tiles: int, columns: int, rows: int, width: int, height: int) -> list[mujoco.MjrRect]:
+    """Rectangles from left to right and top to bottom, with a line of background between them."""
+    wide, high, gap = width // columns, height // rows, 2
+    return [
+        mujoco.MjrRect(
+            (i % columns) * wide,
+            height - (i // columns + 1) * high,
+            wide - (gap if columns > 1 else 0),
+            high - (gap if rows > 1 else 0),
+        )
+        for i in range(tiles)
+    ]
+
+
+def _camera(model: mujoco.MjModel) -> mujoco.MjvCamera:
+    camera = mujoco.MjvCamera()
+    own = mujoco.mj_name2id(model, int(mujoco.mjtObj.mjOBJ_CAMERA), "track")
+    if own >= 0:
+        camera.type, camera.fixedcamid = int(mujoco.mjtCamera.mjCAMERA_FIXED), own
+        return camera
+    mujoco.mjv_defaultFreeCamera(model, camera)
+    free = np.flatnonzero(model.jnt_type == int(mujoco.mjtJoint.mjJNT_FREE))
+    if free.size:
+        camera.type = int(mujoco.mjtCamera.mjCAMERA_TRACKING)
+        camera.trackbodyid = int(model.jnt_bodyid[free[0]])
+    return camera

@@ -21,7 +21,7 @@ __all__ = ["example", "main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit code, 2 for an expected error.
+    """Runs the command line; returns the exit code, 2 for an expected error, 130 for Ctrl-C.
 
     Args:
         argv: arguments, without the program's name; those of the process by default.
@@ -45,6 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UnilabError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("Interrupted.", file=sys.stderr)
+        return 130
     return 0
 
 

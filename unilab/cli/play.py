@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -72,7 +73,7 @@ def play(
             stack.callback(window.close)
             shows.append(window.show)
         episodes = play_episodes(
-            env, chosen, on_step=lambda: all([show() for show in shows]), endless=viewer
+            env, chosen, on_step=lambda: all(show() for show in shows), endless=viewer
         )
     _report(task.name, played, episodes)
     if video is not None:
@@ -110,13 +111,19 @@ def _filmed(
     from unilab.record.renderer import TiledRenderer
 
     every = max(1, round(1.0 / (_MAX_FPS * env.step_dt)))
-    renderer = TiledRenderer(mj_model(env), tiles=env.num_envs, width=size[0], height=size[1])
-    writer = VideoWriter(path, width=size[0], height=size[1], fps=1.0 / (every * env.step_dt))
-    with contextlib.closing(renderer), writer, tqdm(total=env.max_episode_length) as bar:
-        bar.set_description("filming")
+    width, height = size
+    steps = itertools.count()
+    with (
+        contextlib.closing(
+            TiledRenderer(mj_model(env), tiles=env.num_envs, width=width, height=height)
+        ) as renderer,
+        VideoWriter(path, width=width, height=height, fps=1.0 / (every * env.step_dt)) as writer,
+        # Shows on a terminal only.
+        tqdm(total=env.max_episode_length, desc="filming", leave=False, disable=None) as bar,
+    ):
 
         def film() -> bool:
-            if bar.n % every == 0:
+            if next(steps) % every == 0:
                 writer.add(renderer.draw(views(env, env.num_envs)))
             bar.update()
             return True
@@ -125,8 +132,9 @@ def _filmed(
 
 
 def _report(task: str, played: str, episodes: Sequence[Episode]) -> None:
-    console = Console()
-    table = Table(title=f"{task}: {played}", title_justify="left")
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console.print(f"{task}, {played}: one episode each, no exploration")
+    table = Table()
     for name in ("robot", "return", "seconds"):
         table.add_column(name, justify="right")
     table.add_column("ended by")
@@ -136,9 +144,9 @@ def _report(task: str, played: str, episodes: Sequence[Episode]) -> None:
     mean = fmean(e.total for e in episodes), fmean(e.seconds for e in episodes)
     table.add_row("mean", f"{mean[0]:.3f}", f"{mean[1]:.2f}", "")
     console.print(table)
-    terms = Table(title="reward by second, mean of the episodes", title_justify="left")
-    terms.add_column("term")
-    terms.add_column("1/s", justify="right")
+    terms = Table()
+    terms.add_column("reward term")
+    terms.add_column("mean, 1/s", justify="right")
     for name in episodes[0].terms:
         terms.add_row(name, f"{fmean(e.terms[name] for e in episodes):+.4f}")
     console.print(terms)

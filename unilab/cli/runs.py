@@ -66,7 +66,8 @@ class TrainedTask:
             ConfigError: the task is not registered, or has changed so that the overrides do not
                 fit.
         """
-        merged = {**self.overrides, **(overrides or {})}
+        # Episodes that began at random points of their time suit training only.
+        merged = {**self.overrides, "init_at_random_ep_len": False, **(overrides or {})}
         env = registry.make(self.name, num_envs=num_envs, seed=seed, overrides=merged)
         assert isinstance(env, ManagerBasedRlEnv)
         return env

@@ -11,7 +11,7 @@ import mujoco
 from unilab.cli.pictures import mj_model, views
 from unilab.envs import ManagerBasedRlEnv
 from unilab.errors import CapabilityError
-from unilab.record.renderer import draw_arrows
+from unilab.record.renderer import draw_arrows, follow_root
 
 __all__ = ["LiveViewer"]
 
@@ -39,6 +39,8 @@ class LiveViewer:
             )
         except RuntimeError as error:
             raise CapabilityError(f"MuJoCo's viewer does not open: {error}") from error
+        with self._window.lock():
+            follow_root(self._model, self._window.cam)
         self._due = time.monotonic()
 
     def show(self) -> bool:
@@ -55,6 +57,8 @@ class LiveViewer:
             mujoco.mj_forward(self._model, self._data)
             self._window.user_scn.ngeom = 0
             draw_arrows(self._window.user_scn, view.arrows)
+        corner = int(mujoco.mjtGridPos.mjGRID_TOPLEFT)
+        self._window.set_texts((None, corner, view.title, ""))
         self._window.sync()
         self._due = max(self._due + self._env.step_dt, time.monotonic())
         time.sleep(max(0.0, self._due - time.monotonic()))

@@ -16,8 +16,6 @@ from unilab.envs.managers.observation import ObservationTermCfg
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
 
-_JOINT_FIELDS = {"joint_pos", "joint_vel", "joint_torque"}
-
 
 def deployment_metadata(env: ManagerBasedRlEnv) -> dict[str, Any]:
     """Observation layout, action mapping, joints and gains of a task, in values that JSON holds.
@@ -27,7 +25,6 @@ def deployment_metadata(env: ManagerBasedRlEnv) -> dict[str, Any]:
     in rad, gains in N m/rad and N m s/rad. A bound that does not exist is None.
     """
     widths = env.observation_manager.term_widths["obs"]
-    terms = env.cfg.observations["obs"].terms
     joints = [j for j in env.backend.joints if j.type in ("hinge", "slide")]
     manager = env.action_manager
     by_name = {actuator.name: actuator for actuator in env.backend.actuators}
@@ -35,7 +32,7 @@ def deployment_metadata(env: ManagerBasedRlEnv) -> dict[str, Any]:
     kinds = _action_kinds(env, list(by_name))
     return {
         "control_period": env.step_dt,
-        "observation_terms": [_term(env, n, terms[n], width) for n, width in widths.items()],
+        "observation_terms": [_term(env, name, width) for name, width in widths.items()],
         "joint_names": [joint.name for joint in joints],
         "default_joint_pos": [float(env.backend.default_qpos[j.qpos.start]) for j in joints],
         "action_names": list(manager.actuator_names),
@@ -52,30 +49,37 @@ def deployment_metadata(env: ManagerBasedRlEnv) -> dict[str, Any]:
     }
 
 
-def _term(
-    env: ManagerBasedRlEnv, name: str, cfg: ObservationTermCfg, width: int
-) -> dict[str, Any]:
-    scale = cfg.scale if isinstance(cfg.scale, tuple) else (cfg.scale,) * width
+def _term(env: ManagerBasedRlEnv, name: str, width: int) -> dict[str, Any]:
+    """One block of columns; a history shows its frames one after the other, oldest first."""
+    group = env.cfg.observations["obs"]
+    cfg = group.terms[name]
+    length = cfg.history_length if group.history_length is None else group.history_length
+    frames = max(1, length)
+    called = cfg.func.__call__ if isinstance(cfg.func, type) else cfg.func
     defaults = {
         key: parameter.default
-        for key, parameter in inspect.signature(cfg.func).parameters.items()
+        for key, parameter in inspect.signature(called).parameters.items()
         if parameter.default is not inspect.Parameter.empty
     }
-    reads = set(getattr(cfg.func, "reads_fields", ()))
-    params = {
-        key: _parameter(env, value, joints=bool(reads & _JOINT_FIELDS))
-        for key, value in {**defaults, **cfg.params}.items()
-    }
+    joints = any(field.startswith("joint_") for field in getattr(cfg.func, "reads_fields", ()))
     return {
         "name": name,
         "width": width,
+        "history": frames,
         "function": cfg.func.__name__,
-        "params": params,
+        "params": {
+            key: _parameter(env, value, joints=joints)
+            for key, value in {**defaults, **cfg.params}.items()
+        },
         "clip": None if cfg.clip is None else _bounds(cfg.clip),
-        "scale": [float(value) for value in scale],
-        # One control step: the present one.
-        "history": 1,
+        "scale": _scale(cfg, width // frames),
     }
+
+
+def _scale(cfg: ObservationTermCfg, width: int) -> list[float]:
+    """A factor for each column of one frame."""
+    scale = cfg.scale if isinstance(cfg.scale, tuple) else (cfg.scale,) * width
+    return [float(value) for value in scale]
 
 
 def _parameter(env: ManagerBasedRlEnv, value: Any, *, joints: bool) -> Any:

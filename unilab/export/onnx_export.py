@@ -173,7 +173,9 @@ def _json(key: str, value: Any) -> str:
     try:
         return json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"metadata {key!r} is {value!r}: JSON cannot hold it ({error})") from error
+        raise ConfigError(
+            f"metadata {key!r} is {value!r}: JSON cannot hold it ({error})"
+        ) from error
 
 
 def _strip(graph: Any) -> None:

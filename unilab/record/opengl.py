@@ -13,8 +13,8 @@ from unilab.errors import CapabilityError
 __all__ = ["offscreen_context", "renders_in_software"]
 
 _HELP = (
-    "off-screen rendering needs OpenGL without a window. Debian and Ubuntu: apt-get install libegl1 "
-    "libopengl0 libgl1-mesa-dri (EGL; enough without a GPU too), or libosmesa6 and "
+    "off-screen rendering needs OpenGL without a window. Debian and Ubuntu: apt-get install "
+    "libegl1 libopengl0 libgl1-mesa-dri (EGL; enough without a GPU too), or libosmesa6 and "
     "MUJOCO_GL=osmesa. With an NVIDIA GPU in a container: NVIDIA_DRIVER_CAPABILITIES=all"
 )
 

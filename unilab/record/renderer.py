@@ -13,7 +13,7 @@ import numpy as np
 from unilab.errors import ConfigError
 from unilab.record.opengl import offscreen_context, renders_in_software
 
-__all__ = ["Arrow", "TiledRenderer", "View", "draw_arrows"]
+__all__ = ["Arrow", "TiledRenderer", "View", "draw_arrows", "follow_root"]
 
 _ALL = int(mujoco.mjtCatBit.mjCAT_ALL)
 
@@ -78,9 +78,9 @@ class TiledRenderer:
         self._scene = mujoco.MjvScene(self._model, maxgeom=2 * self._model.ngeom + 1000)
         self._option = mujoco.MjvOption()
         self._camera = _camera(self._model)
-        free = np.flatnonzero(model.jnt_type == int(mujoco.mjtJoint.mjJNT_FREE))
-        self._root = int(model.jnt_qposadr[free[0]]) if free.size else None
-        self._home = model.qpos0[self._root : self._root + 2] if self._root is not None else None
+        root = _free_joint(model)
+        at = 0 if root is None else int(model.jnt_qposadr[root])
+        self._planar = slice(at, at if root is None else at + 2)
         self._gpu = mujoco.MjrContext(self._model, int(mujoco.mjtFontScale.mjFONTSCALE_100))
         mujoco.mjr_setBuffer(int(mujoco.mjtFramebuffer.mjFB_OFFSCREEN), self._gpu)
 
@@ -120,8 +120,8 @@ class TiledRenderer:
 
     def _light(self) -> None:
         """Lamps that hang in the world go with the robot, which would walk out of their light."""
-        if self._root is not None:
-            travelled = self._data.qpos[self._root : self._root + 2] - self._home
+        travelled = self._data.qpos[self._planar] - self._model.qpos0[self._planar]
+        if travelled.size:
             self._data.light_xpos[self._model.light_bodyid == 0, :2] += travelled
 
     def close(self) -> None:
@@ -154,6 +154,14 @@ def draw_arrows(scene: mujoco.MjvScene, arrows: Sequence[Arrow]) -> None:
         scene.ngeom += 1
 
 
+def follow_root(model: mujoco.MjModel, camera: mujoco.MjvCamera) -> None:
+    """Turns a camera after the first body with a free joint, if the model has one."""
+    root = _free_joint(model)
+    if root is not None:
+        camera.type = int(mujoco.mjtCamera.mjCAMERA_TRACKING)
+        camera.trackbodyid = int(model.jnt_bodyid[root])
+
+
 def _grid(tiles: int, columns: int, rows: int, width: int, height: int) -> list[mujoco.MjrRect]:
     """Rectangles from left to right and top to bottom, with a line of background between them."""
     wide, high, gap = width // columns, height // rows, 2
@@ -175,8 +183,10 @@ def _camera(model: mujoco.MjModel) -> mujoco.MjvCamera:
         camera.type, camera.fixedcamid = int(mujoco.mjtCamera.mjCAMERA_FIXED), own
         return camera
     mujoco.mjv_defaultFreeCamera(model, camera)
-    free = np.flatnonzero(model.jnt_type == int(mujoco.mjtJoint.mjJNT_FREE))
-    if free.size:
-        camera.type = int(mujoco.mjtCamera.mjCAMERA_TRACKING)
-        camera.trackbodyid = int(model.jnt_bodyid[free[0]])
+    follow_root(model, camera)
     return camera
+
+
+def _free_joint(model: mujoco.MjModel) -> int | None:
+    free = np.flatnonzero(model.jnt_type == int(mujoco.mjtJoint.mjJNT_FREE))
+    return int(free[0]) if free.size else None

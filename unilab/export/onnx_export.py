@@ -85,12 +85,13 @@ def export_onnx(
         "action_transform": semantics["action_transform"],
         "versions": package_versions(),
     }
+    properties = {key: _json(key, value) for key, value in values.items()}
     # A copy: the actor keeps its device and its train or eval mode.
     module = copy.deepcopy(actor.as_export_module()).cpu().eval()
     proto = _traced(module, obs_dim)
     _strip(proto.graph)
     del proto.metadata_props[:]
-    onnx.helper.set_model_props(proto, {k: _json(k, v) for k, v in values.items()})
+    onnx.helper.set_model_props(proto, properties)
     onnx.checker.check_model(proto, full_check=True)
     content = proto.SerializeToString()
     action_dim, difference = _compare(runtime, content, module, obs_dim)
@@ -141,10 +142,12 @@ def _compare(runtime: Any, content: bytes, module: nn.Module, obs_dim: int) -> t
         with torch.no_grad():
             expected: Tensor = module(obs)
         given = torch.from_numpy(session.run(["action"], {"obs": obs.numpy()})[0])
-        if given.shape != expected.shape or given.ndim != 2 or given.shape[0] != batch:
+        fits = given.shape == expected.shape and given.ndim == 2 and given.shape[0] == batch
+        if not fits or given.dtype != torch.float32:
             raise ActorContractError(
-                f"the exported file returns {list(given.shape)} for {batch} observations and the "
-                f"actor {list(expected.shape)}: expected [{batch}, action_dim] of both"
+                f"for {batch} observations the exported file returns {given.dtype} "
+                f"{list(given.shape)} and the actor {list(expected.shape)}: expected torch.float32 "
+                f"[{batch}, action_dim] of both"
             )
         worst = max(worst, float((given - expected).abs().max()))
         # float32 resolves an action of more than 1 in its unit less finely.

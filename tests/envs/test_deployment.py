@@ -1,0 +1,156 @@
+"""What a task tells the robot's own program is what the environment does."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from envs import tables
+
+import unilab
+from unilab.envs import (
+    ManagerBasedRlEnv,
+    ManagerTermBase,
+    ObservationGroupCfg,
+    ObservationTermCfg,
+    mdp,
+)
+from unilab.envs.rotations import gravity_direction
+from unilab.tasks import TASKS
+
+
+@pytest.fixture
+def go2():
+    env = unilab.make("go2_velocity_flat", num_envs=3, seed=0, overrides={"num_threads": 1})
+    yield env
+    env.close()
+
+
+@pytest.mark.parametrize("task", sorted(TASKS))
+def test_every_task_describes_itself_in_json(task):
+    env = unilab.make(task, num_envs=1, seed=0, overrides={"num_threads": 1})
+    data = env.deployment_metadata()
+    assert json.loads(json.dumps(data, allow_nan=False)) == data
+    assert sum(term["width"] for term in data["observation_terms"]) == env.obs_groups_spec["obs"]
+    actions = env.action_spec.shape[-1]
+    per_action = {key for key in data if key.startswith("action_")}
+    per_action |= {"control_limits", "effort_limits", "stiffness", "damping"}
+    assert {key: len(data[key]) for key in per_action} == dict.fromkeys(per_action, actions)
+    assert data["control_period"] == env.step_dt
+    env.close()
+
+
+def test_the_described_observation_is_the_one_that_the_policy_sees():
+    """A robot's program that knows only the description and its own sensors."""
+    env = unilab.make(
+        "go2_velocity_flat",
+        num_envs=3,
+        seed=0,
+        overrides={"num_threads": 1, "observations.obs.enable_corruption": False},
+    )
+    data = env.deployment_metadata()
+    step = env.rollout(4)[:, -1]
+    state = env.backend.get_state_views()
+    joint = {j.name: j for j in env.backend.joints}
+    home = dict(zip(data["joint_names"], data["default_joint_pos"], strict=True))
+    sensed = {
+        "base_ang_vel": lambda p: state["qvel"][:, 3:6],
+        "projected_gravity": lambda p: gravity_direction(state["qpos"][:, 3:7]),
+        "generated_commands": lambda p: env.command_manager.get_command(p["command_name"]),
+        "joint_pos_rel": lambda p: torch.stack(
+            [
+                state["qpos"][:, joint[name].qpos.start] - home[name]
+                for name in p["asset_cfg"]["joint_names"]
+            ],
+            1,
+        ),
+        "joint_vel_rel": lambda p: torch.stack(
+            [state["qvel"][:, joint[n].qvel.start] for n in p["asset_cfg"]["joint_names"]], 1
+        ),
+        "last_action": lambda p: step["action"],
+    }
+    columns = [
+        sensed[term["function"]](term["params"]).float() * torch.tensor(term["scale"])
+        for term in data["observation_terms"]
+    ]
+    torch.testing.assert_close(torch.cat(columns, 1), step["next", "obs"])
+    env.close()
+
+
+def test_the_described_action_mapping_gives_the_control(go2):
+    data = go2.deployment_metadata()
+    state = go2.rand_step(go2.reset())
+    offset, scale = (torch.tensor(data[key]) for key in ("action_offset", "action_scale"))
+    names = [a.name for a in go2.backend.actuators]
+    columns = [names.index(name) for name in data["action_names"]]
+    ctrl = go2.backend.get_state_views()["ctrl"][:, columns].float()
+    torch.testing.assert_close(ctrl, offset + scale * state["action"])
+    assert data["action_kinds"] == ["position"] * 12
+
+
+def test_gains_and_limits_are_the_models(go2):
+    data = go2.deployment_metadata()
+    model = go2.backend.mj_model
+    ids = [model.actuator(name).id for name in data["action_names"]]
+    assert data["stiffness"] == [model.actuator_gainprm[i, 0] for i in ids]
+    assert data["damping"] == [-model.actuator_biasprm[i, 2] for i in ids]
+    assert data["control_limits"] == model.actuator_ctrlrange[ids].tolist()
+    assert data["effort_limits"] == model.actuator_forcerange[ids].tolist()
+    driven = [model.joint(model.actuator_trnid[i, 0]).name for i in ids]
+    assert data["action_joint_names"] == driven
+
+
+def test_a_motor_is_an_effort_without_gains_and_no_limit_is_none():
+    env = unilab.make("pendulum_swingup", num_envs=1, seed=0, overrides={"num_threads": 1})
+    data = env.deployment_metadata()
+    env.close()
+    assert data["action_kinds"] == ["effort"]
+    assert (data["stiffness"], data["damping"]) == ([0.0], [0.0])
+    assert data["effort_limits"] == [[None, None]]
+    assert data["default_joint_pos"] == [pytest.approx(3.14159265)]
+
+
+def test_history_clip_and_scale_are_told_for_each_term(tmp_path):
+    pos = ObservationTermCfg(
+        func=mdp.joint_pos_rel,
+        params=tables.ON_TWINS,
+        clip=(-1.0, float("inf")),
+        scale=(2.0, 0.5),
+        history_length=3,
+    )
+    env = tables.twins(tmp_path, observations={"obs": ObservationGroupCfg(terms={"pos": pos})})
+    (term,) = env.deployment_metadata()["observation_terms"]
+    assert (term["width"], term["history"]) == (6, 3)
+    assert term["scale"] == [2.0, 0.5]
+    assert term["clip"] == [-1.0, None]
+    env.close()
+
+
+class Drift(ManagerTermBase):
+    """A term with a memory."""
+
+    def __call__(
+        self, env: ManagerBasedRlEnv, names: tuple[str, ...], rate: float = 0.5
+    ) -> torch.Tensor:
+        return torch.zeros(env.num_envs, 1)
+
+
+def test_terms_with_a_memory_and_odd_parameters_are_told_too(tmp_path):
+    drift = ObservationTermCfg(func=Drift, params={"names": ("a", 1, torch.Size([2]), len)})
+    env = tables.twins(
+        tmp_path,
+        observations={"obs": ObservationGroupCfg(terms={"drift": drift}, history_length=2)},
+    )
+    (term,) = env.deployment_metadata()["observation_terms"]
+    assert (term["function"], term["width"], term["history"]) == ("Drift", 2, 2)
+    assert term["params"] == {"names": ["a", 1, [2], repr(len)], "rate": 0.5}
+    env.close()
+
+
+def test_scales_are_told_as_they_were_written_not_as_float32_prints_them():
+    env = tables.go2(num_envs=1)
+    data = env.deployment_metadata()
+    env.close()
+    assert data["action_scale"] == [0.6] * 12
+    assert data["observation_terms"][4]["scale"] == [0.05] * 12

@@ -1,0 +1,38 @@
+"""Runs of the training script that last a moment, to be played and exported."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from unilab.conf import compose
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "train_flashsac.py"
+
+
+def tiny_run(path: Path, task: str = "pendulum_swingup", *overrides: str) -> Path:
+    """Trains a tiny actor with the training script; returns the run's folder."""
+    spec = importlib.util.spec_from_file_location("train_flashsac", SCRIPT)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    settings = [
+        f"task={task}",
+        "algo.num_envs=8",
+        "algo.batch_size=16",
+        "algo.learning_starts=32",
+        "algo.n_step=1",
+        "algo.replay_capacity=1000",
+        "algo.total_frames=160",
+        "algo.algo_params.actor_hidden_dim=8",
+        "algo.algo_params.critic_hidden_dim=8",
+        "algo.algo_params.compile=false",
+        "training.collector=sync",
+        "training.device=cpu",
+        "training.num_threads=1",
+        "training.eval_interval=null",
+        f"training.run_dir={path}",
+        "env.num_threads=1",
+        *overrides,
+    ]
+    assert script.train(compose(settings)) == 0
+    return path

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import unilab
 from unilab import registry
-from unilab.cli.export import export
-from unilab.cli.play import play
+from unilab.cli.export import export_run
+from unilab.cli.play import play_run
 from unilab.envs.nan_guard import replay_dump
 from unilab.errors import CapabilityError, UnilabError
 from unilab.record import plot_learning_curve
@@ -37,9 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif args.command == "replay-dump":
             print(replay_dump(args.dump))
         elif args.command == "export":
-            export(args.run, args.out)
+            export_run(args.run, args.out)
         elif args.command == "play":
-            play(**{name: value for name, value in vars(args).items() if name != "command"})
+            play_run(**{name: value for name, value in vars(args).items() if name != "command"})
         else:
             print(plot_learning_curve(args.run, args.out))
     except UnilabError as error:

@@ -23,13 +23,13 @@ from unilab.modules import FlashSACPolicy, actor_semantics
 from unilab.record import VideoWriter
 from unilab.trainers import load_play_actor
 
-__all__ = ["play"]
+__all__ = ["play_run"]
 
 # Frames a second of a video at most; it shows every nth control step, at the speed of life.
 _MAX_FPS = 30
 
 
-def play(
+def play_run(
     run: str | Path,
     *,
     robots: int = 4,

@@ -40,17 +40,18 @@ class VideoWriter:
         self._av = _av()
         self._shape = (height, width, 3)
         self._partial = self.path.with_name(f".{self.path.stem}.{uuid.uuid4().hex[:8]}.mp4")
+        self._file = self._av.open(str(self._partial), "w")
+        self._stream = self._file.add_stream("libx264", rate=Fraction(fps).limit_denominator(1000))
+        self._stream.width, self._stream.height = width, height
+        # What every player reads.
+        self._stream.pix_fmt = "yuv420p"
         try:
-            self._file = self._av.open(str(self._partial), "w")
+            self._file.start_encoding()
         except OSError as error:
             raise ConfigError(
                 f"cannot write {self.path} ({error.strerror or error}): give a folder that exists "
                 "and that you may write"
             ) from error
-        self._stream = self._file.add_stream("libx264", rate=Fraction(fps).limit_denominator(1000))
-        self._stream.width, self._stream.height = width, height
-        # What every player reads.
-        self._stream.pix_fmt = "yuv420p"
 
     def add(self, frame: np.ndarray) -> None:
         """Appends a frame, ``[height, width, 3]`` uint8."""

@@ -1,0 +1,62 @@
+"""`unilab export`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import onnx
+import pytest
+
+from unilab import cli, registry
+
+
+def metadata(path):
+    return {p.key: json.loads(p.value) for p in onnx.load(path).metadata_props}
+
+
+def test_the_file_lies_in_the_run_and_says_how_close_it_is(go2, tmp_path, capsys):
+    run = shutil.copytree(go2, tmp_path / "run")
+    assert cli.main(["export", str(run)]) == 0
+    out = capsys.readouterr().out
+    assert f"{run}/policy.onnx: obs [batch, 45] -> action [batch, 12], opset 18" in out
+    difference = float(out.split("the checkpoint: ")[1].split()[0])
+    assert difference <= 1e-5
+    assert f"unilab play {run} --policy {run}/policy.onnx" in out
+
+
+def test_the_file_holds_what_a_robot_needs(go2, tmp_path):
+    assert cli.main(["export", str(go2), "--out", str(tmp_path / "go2.onnx")]) == 0
+    assert [p.name for p in tmp_path.iterdir()] == ["go2.onnx"]
+    read = metadata(tmp_path / "go2.onnx")
+    env = registry.make("go2_velocity_flat", num_envs=1, overrides={"num_threads": 1})
+    described = env.deployment_metadata()
+    env.close()
+    assert {key: read[key] for key in described} == described
+    assert (read["task"], read["run"]) == ("go2_velocity_flat", go2.name)
+    assert read["action_transform"] == "tanh"
+    assert {"unilab-torchrl", "torch", "mujoco"} <= set(read["versions"])
+    assert set(read) == {*described, "task", "run", "action_transform", "versions"}
+
+
+def test_a_single_checkpoint_is_exported_beside_its_run(pendulum, tmp_path):
+    run = shutil.copytree(pendulum, tmp_path / "run")
+    (checkpoint,) = (run / "checkpoints").iterdir()
+    assert cli.main(["export", str(checkpoint)]) == 0
+    assert metadata(run / "policy.onnx")["run"] == "run"
+
+
+def test_the_changes_of_the_run_to_its_task_are_told(pendulum, tmp_path):
+    run = shutil.copytree(pendulum, tmp_path / "run")
+    content = json.loads((run / "run_config.json").read_text())
+    content["config"]["env"]["decimation"] = 5
+    (run / "run_config.json").write_text(json.dumps(content))
+    assert cli.main(["export", str(run)]) == 0
+    assert metadata(run / "policy.onnx")["control_period"] == pytest.approx(0.05)
+
+
+def test_what_is_no_run_is_one_line_of_error(tmp_path, capsys):
+    assert cli.main(["export", str(tmp_path / "nowhere")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert "nowhere does not exist: give the folder that the run printed" in line

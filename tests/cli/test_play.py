@@ -1,0 +1,276 @@
+"""`unilab play`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import av
+import pytest
+import torch
+from reference.opengl import needs_opengl
+
+from unilab import cli, registry
+from unilab.cli.pictures import views
+from unilab.cli.play import play_run as play
+from unilab.cli.rollout import play_episodes
+from unilab.errors import CapabilityError, CheckpointError, ConfigError
+from unilab.export import export_onnx
+from unilab.modules import FlashSACActor, FlashSACPolicy
+from unilab.tasks import TASKS
+from unilab.trainers import Evaluator, load_play_actor
+
+
+def files(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("task", sorted(TASKS))
+def test_every_task_plays_prints_its_tables_and_writes_nothing(
+    task, runs, tmp_path, monkeypatch, capsys
+):
+    run = runs(task)
+    before = files(run)
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["play", str(run), "--robots", "3", "--seconds", "0.4"]) == 0
+    out = capsys.readouterr().out
+    rows = [[c.strip() for c in line.strip("│").split("│")] for line in out.splitlines()]
+    first = {row[0] for row in rows if len(row) == 4}
+    assert {"0", "1", "2", "mean"} <= first
+    terms = {row[0]: float(row[1]) for row in rows if len(row) == 2 and row[1][0] in "+-"}
+    env = registry.make(task, num_envs=1, overrides={"num_threads": 1})
+    assert set(terms) == set(env.reward_manager.term_names)
+    env.close()
+    assert files(run) == before
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_returns_are_the_evaluators_on_the_same_episodes(go2):
+    episodes = play(go2, robots=5, seed=3, seconds=1.0)
+    env = registry.make(
+        "go2_velocity_flat",
+        num_envs=5,
+        seed=3,
+        overrides={"num_threads": 1, "episode_length_s": 1.0},
+    )
+    metrics = Evaluator(env, FlashSACPolicy(load_play_actor(go2)))()
+    env.close()
+    mean = sum(e.total for e in episodes) / 5
+    assert mean == pytest.approx(metrics["Eval/return"], abs=1e-5)
+    steps = sum(e.seconds for e in episodes) / 5 / 0.02
+    assert steps == pytest.approx(metrics["Eval/episode_length"], abs=1e-6)
+    fell = sum(e.ended_by != "time_out" for e in episodes) / 5
+    assert fell == pytest.approx(metrics["Eval/terminated"])
+
+
+def test_the_terms_of_an_episode_add_up_to_its_return(go2):
+    for episode in play(go2, robots=4, seconds=1.0):
+        total = sum(episode.terms.values()) * episode.seconds
+        assert total == pytest.approx(episode.total, abs=1e-5)
+
+
+def test_a_seed_gives_the_same_episodes_again_and_another_others(pendulum):
+    first, again, other = (play(pendulum, seconds=0.5, seed=seed) for seed in (1, 1, 2))
+    assert first == again
+    assert [e.total for e in first] != [e.total for e in other]
+
+
+def test_the_robots_in_the_run_do_not_start_in_mid_episode(pendulum, tmp_path):
+    run = shutil.copytree(pendulum, tmp_path / "run")
+    content = json.loads((run / "run_config.json").read_text())
+    content["config"]["env"]["init_at_random_ep_len"] = True
+    (run / "run_config.json").write_text(json.dumps(content))
+    assert [e.seconds for e in play(run, seconds=0.6)] == [pytest.approx(0.6)] * 4
+
+
+@pytest.mark.parametrize(
+    ("task", "seconds"), [("pendulum_swingup", None), ("g1_velocity_flat", 0.6)]
+)
+def test_an_exported_file_plays_like_its_checkpoint(task, seconds, runs, tmp_path):
+    run = runs(task)
+    assert cli.main(["export", str(run), "--out", str(tmp_path / "p.onnx")]) == 0
+    checkpoint = play(run, robots=3, seconds=seconds)
+    exported = play(run, robots=3, seconds=seconds, policy=tmp_path / "p.onnx")
+    for a, b in zip(checkpoint, exported, strict=True):
+        assert b.total == pytest.approx(a.total, abs=1e-3)
+        assert (b.seconds, b.ended_by) == (a.seconds, a.ended_by)
+
+
+def test_a_single_checkpoint_plays(pendulum):
+    (checkpoint,) = (pendulum / "checkpoints").iterdir()
+    assert play(checkpoint, seconds=0.2) == play(pendulum, seconds=0.2)
+
+
+def test_a_robot_that_ends_early_starts_again_but_counts_once():
+    env = registry.make("g1_velocity_flat", num_envs=6, seed=0, overrides={"num_threads": 1})
+    flail = FlashSACPolicy(_Flailing(96, 29))
+    lengths = []
+    episodes = play_episodes(env, flail, on_step=lambda: bool(lengths.append(1)) or True)
+    assert [e.robot for e in episodes] == list(range(6))
+    assert len({e.seconds for e in episodes}) > 1
+    assert max(e.seconds for e in episodes) == pytest.approx(len(lengths) * env.step_dt)
+    assert all(e.ended_by for e in episodes)
+    env.close()
+
+
+class _Flailing(FlashSACActor):
+    """Full torque, back and forth."""
+
+    _sign = 1.0
+
+    def explore(self, obs, dones=None, deterministic=False):
+        self._sign = -self._sign
+        return torch.full((obs.shape[0], self.action_dim), self._sign)
+
+
+def test_a_rollout_without_end_stops_when_it_is_told(pendulum):
+    env = registry.make("pendulum_swingup", num_envs=2, seed=0, overrides={"episode_length_s": 0.1})
+    steps = iter(range(1000))
+    policy = FlashSACPolicy(load_play_actor(pendulum))
+    episodes = play_episodes(env, policy, on_step=lambda: next(steps) < 11, endless=True)
+    assert next(steps) == 12
+    assert [e.seconds for e in episodes] == [pytest.approx(0.1)] * 2
+    early = play_episodes(env, policy, on_step=lambda: False)
+    assert [(e.seconds, e.ended_by) for e in early] == [(env.step_dt, "")] * 2
+    env.close()
+
+
+def test_a_file_of_another_task_is_refused(pendulum, go2, tmp_path):
+    cli.main(["export", str(pendulum), "--out", str(tmp_path / "p.onnx")])
+    with pytest.raises(ConfigError, match=r"exported from a run of pendulum_swingup.*go2_velocity"):
+        play(go2, policy=tmp_path / "p.onnx")
+
+
+def test_a_file_of_another_width_is_refused(pendulum, tmp_path):
+    export_onnx(FlashSACActor(4, 1, hidden_dim=8), tmp_path / "p.onnx")
+    with pytest.raises(ConfigError, match=r"maps 4 observations to 1 actions and the task 3 to 1"):
+        play(pendulum, policy=tmp_path / "p.onnx")
+
+
+def test_a_task_that_has_changed_since_is_refused(pendulum, tmp_path):
+    run = shutil.copytree(pendulum, tmp_path / "run")
+    content = json.loads((run / "run_config.json").read_text())
+    content["config"]["env"]["observations.obs.history_length"] = 2
+    (run / "run_config.json").write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=r"maps 3 observations .* the task 6 .*has changed since"):
+        play(run)
+
+
+def test_what_is_no_run_is_refused(tmp_path):
+    with pytest.raises(CheckpointError, match=r"nowhere does not exist: give the folder"):
+        play(tmp_path / "nowhere")
+    with pytest.raises(CheckpointError, match=r"is neither a run nor a checkpoint"):
+        play(tmp_path)
+
+
+@pytest.mark.parametrize("config", [{}, {"task": 3}, {"task": "t", "env": []}])
+def test_a_run_that_names_no_task_is_refused(tmp_path, config):
+    (tmp_path / "run_config.json").write_text(json.dumps({"config": config}))
+    with pytest.raises(CheckpointError, match=r"run_config.json names no task"):
+        play(tmp_path)
+
+
+def test_a_task_that_is_not_registered_is_refused(pendulum, tmp_path):
+    run = shutil.copytree(pendulum, tmp_path / "run")
+    content = json.loads((run / "run_config.json").read_text())
+    content["config"]["task"] = "pendulum_swingap"
+    (run / "run_config.json").write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=r"no task named 'pendulum_swingap' \(did you mean"):
+        play(run)
+
+
+@needs_opengl
+@pytest.mark.parametrize("task", ["pendulum_swingup", "go2_velocity_flat"])
+def test_a_video_shows_every_other_control_step(task, runs, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    options = ["--robots", "2", "--seconds", "0.4", "--size", "256x128"]
+    assert cli.main(["play", str(runs(task)), "--video", "out.mp4", *options]) == 0
+    assert "Video: out.mp4" in capsys.readouterr().out
+    assert [p.name for p in tmp_path.iterdir()] == ["out.mp4"]
+    with av.open("out.mp4") as file:
+        stream = file.streams.video[0]
+        assert (stream.width, stream.height, stream.average_rate) == (256, 128, 25)
+        frames = [f.to_ndarray(format="rgb24") for f in file.decode(video=0)]
+    assert len(frames) == 10
+    assert all(frame.std() > 10 for frame in frames)
+    assert (frames[0] != frames[-1]).any()
+
+
+@needs_opengl
+def test_a_video_that_cannot_be_written_is_an_error_before_the_rollout(pendulum, tmp_path):
+    with pytest.raises(ConfigError, match=r"cannot write .*missing/out.mp4"):
+        play(pendulum, video=tmp_path / "missing" / "out.mp4")
+    with pytest.raises(ConfigError, match=r"ends with \.mp4"):
+        play(pendulum, video=tmp_path / "out.gif")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_viewer_without_a_display_says_what_to_do_instead(pendulum, monkeypatch):
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    with pytest.raises(CapabilityError, match=r"--viewer needs a display.*--video out.mp4"):
+        play(pendulum, viewer=True)
+
+
+def test_pictures_need_mujocos_model(pendulum, monkeypatch, tmp_path):
+    monkeypatch.setattr("unilab.cli.pictures.MujocoBackend", type("Other", (), {}))
+    with pytest.raises(CapabilityError, match=r"this task runs on MujocoBackend: play it without"):
+        play(pendulum, video=tmp_path / "out.mp4")
+
+
+def test_arrows_show_the_command_and_the_velocity_in_the_robots_frame():
+    env = registry.make("go2_velocity_flat", num_envs=2, seed=0, overrides={"num_threads": 1})
+    env.reset()
+    turned = env.backend.default_qpos.repeat(2, 1)
+    turned[:, :2] = torch.tensor([[1.0, 2.0], [0.0, 0.0]])
+    turned[:, 3:7] = torch.tensor([0.5**0.5, 0.0, 0.0, 0.5**0.5])  # 90 degrees to the left
+    moving = torch.zeros(2, env.backend.mj_model.nv, dtype=torch.float64)
+    moving[0, :2] = torch.tensor([-0.2, 0.6])  # world: forward 0.6, left 0.2
+    env.backend.set_state_tensor(torch.arange(2), turned, moving)
+    command = env.command_manager.get_command("base_velocity")
+    command.copy_(torch.tensor([[0.8, 0.0, 0.5], [0.0, 0.0, 0.0]]))
+    first, second = views(env, 2)
+    commanded, actual = first.arrows
+    assert commanded.vector == pytest.approx([0.0, 0.4, 0.0], abs=1e-6)
+    assert actual.vector == pytest.approx([-0.1, 0.3, 0.0], abs=1e-6)
+    assert commanded.start[:2] == pytest.approx([1.0, 2.0])
+    assert "command +0.80 +0.00 m/s +0.50 rad/s" in first.title
+    assert "actual  +0.60 +0.20 m/s +0.00 rad/s" in first.title
+    assert second.arrows == []
+    env.close()
+
+
+def test_a_task_without_a_velocity_command_has_no_arrows():
+    env = registry.make("cartpole_swingup", num_envs=1, seed=0, overrides={"num_threads": 1})
+    env.reset()
+    (view,) = views(env, 1)
+    env.close()
+    assert view.arrows == []
+    assert view.title == "robot 0   0.0 s"
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        ["--robots", "0"],
+        ["--seconds", "0"],
+        ["--seconds", "x"],
+        ["--size", "640"],
+        ["--robots", "x"],
+    ],
+)
+def test_options_that_do_not_fit_show_the_usage(option, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["play", "run", *option])
+    assert exit_.value.code == 2
+    assert f"argument {option[0]}" in capsys.readouterr().err
+
+
+def test_ctrl_c_leaves_without_a_traceback(pendulum, monkeypatch, capsys):
+    def interrupt(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("unilab.cli.play.play_episodes", interrupt)
+    assert cli.main(["play", str(pendulum)]) == 130
+    assert capsys.readouterr().err == "Interrupted.\n"

@@ -1,0 +1,177 @@
+"""Frames with a tile for each robot."""
+
+from __future__ import annotations
+
+import ctypes.util
+import sys
+
+import mujoco
+import numpy as np
+import pytest
+from reference.opengl import needs_opengl
+
+from unilab.errors import CapabilityError, ConfigError
+from unilab.record.opengl import offscreen_context
+from unilab.record.renderer import Arrow, TiledRenderer, View
+from unilab.tasks.robots import model_path
+
+# No camera of its own.
+BALL_XML = """
+<mujoco>
+  <worldbody>
+    <light pos="0 0 5"/>
+    <geom type="plane" size="0 0 1"/>
+    <body name="ball" pos="0 0 1"><freejoint/><geom size="0.3" rgba="1 0 0 1"/></body>
+  </worldbody>
+</mujoco>
+"""
+
+
+@pytest.fixture
+def model():
+    return mujoco.MjModel.from_xml_path(str(model_path("go2")))
+
+
+@pytest.fixture
+def draw():
+    """Draws one frame of some views."""
+    made = []
+
+    def frame(model, views, width=256, height=128):
+        made.append(TiledRenderer(model, tiles=len(views), width=width, height=height))
+        return made[-1].draw(views)
+
+    yield frame
+    for renderer in made:
+        renderer.close()
+
+
+def home(model, x=0.0, y=0.0):
+    qpos = model.key("home").qpos.copy()
+    qpos[:2] = x, y
+    return qpos
+
+
+def difference(a, b):
+    return float(np.abs(a.astype(float) - b.astype(float)).mean())
+
+
+@needs_opengl
+def test_each_tile_shows_its_own_robot(model, draw):
+    standing, lying = home(model), home(model)
+    lying[2], lying[3:7] = 0.1, (0.0, 1.0, 0.0, 0.0)
+    frame = draw(model, [View(standing), View(lying)])
+    assert frame.shape == (128, 256, 3)
+    assert frame.dtype == np.uint8
+    left, right = frame[:, :126], frame[:, 128:254]
+    assert difference(left, right) > 3.0
+    again = draw(model, [View(standing), View(standing)])
+    assert difference(again[:, :126], again[:, 128:254]) < 0.5
+    assert difference(again[:, :126], left) < 0.5
+
+
+@needs_opengl
+def test_the_picture_is_the_right_way_up(model, draw):
+    frame = draw(model, [View(home(model))]).astype(float)
+    sky, floor = frame[:10].mean((0, 1)), frame[-10:].mean((0, 1))
+    assert sky[2] - sky[0] > 10.0  # blue above, grey below
+    assert abs(floor[2] - floor[0]) < sky[2] - sky[0]
+
+
+@needs_opengl
+def test_camera_and_lamps_follow_a_robot_that_walks_away(model, draw):
+    here, far, shifted = (
+        draw(model, [View(home(model, x, y))]) for x, y in ((0, 0), (40, -20), (0.5, 0))
+    )
+    # The floor's squares are a metre wide: 40 m away the picture is the same, half a metre not.
+    assert difference(here, far) < 4.0
+    assert abs(here.mean() - far.mean()) < 2.0
+    assert difference(here, shifted) > difference(here, far)
+
+
+@needs_opengl
+def test_a_model_without_a_camera_is_followed_as_well(draw):
+    model = mujoco.MjModel.from_xml_string(BALL_XML)
+    for x in (0.0, 30.0):
+        frame = draw(model, [View(np.array([x, 0, 1, 1, 0, 0, 0.0]))]).astype(int)
+        red = (frame[..., 0] - frame[..., 1]) > 60
+        rows, columns = red.nonzero()
+        assert red.sum() > 100
+        assert abs(columns.mean() - 128) < 12
+        assert abs(rows.mean() - 64) < 40
+
+
+@needs_opengl
+def test_arrows_and_titles_are_drawn(model, draw):
+    above = np.array([0.0, 0.0, 0.7])
+    arrow = Arrow(above, np.array([0.5, 0.0, 0.0]), (0.0, 1.0, 0.0, 1.0))
+    plain = draw(model, [View(home(model))])
+    marked = draw(model, [View(home(model), [arrow])]).astype(int)
+    green = (marked[..., 1] - np.maximum(marked[..., 0], marked[..., 2])) > 60
+    assert green.sum() > 20
+    titled = draw(model, [View(home(model), title="robot 0")])
+    assert difference(titled[:32, :96], plain[:32, :96]) > 5.0
+    assert difference(titled[64:, 128:], plain[64:, 128:]) < 0.5
+
+
+@needs_opengl
+@pytest.mark.parametrize("tiles", [1, 2, 3, 5])
+def test_any_number_of_tiles_fits_and_none_is_empty(tiles, draw):
+    model = mujoco.MjModel.from_xml_path(str(model_path("cartpole")))
+    frame = draw(model, [View(model.key("home").qpos)] * tiles, width=384, height=256)
+    sky = frame[..., 2].astype(int) > 150
+    columns = int(np.ceil(np.sqrt(tiles)))
+    share = tiles / (columns * np.ceil(tiles / columns))
+    assert sky.mean() == pytest.approx(share, abs=0.1)
+
+
+@needs_opengl
+def test_the_callers_model_is_not_changed(model, draw):
+    before = (
+        model.vis.global_.offwidth,
+        model.vis.quality.shadowsize,
+        model.vis.quality.offsamples,
+    )
+    draw(model, [View(home(model))], width=1024, height=512)
+    after = (model.vis.global_.offwidth, model.vis.quality.shadowsize, model.vis.quality.offsamples)
+    assert after == before
+
+
+@needs_opengl
+def test_closing_twice_does_nothing(model):
+    renderer = TiledRenderer(model, tiles=1, width=64, height=64)
+    renderer.close()
+    renderer.close()
+
+
+def test_a_frame_too_small_for_its_tiles_is_refused(model):
+    with pytest.raises(ConfigError, match=r"100x200 pixels is too small for 4 tiles"):
+        TiledRenderer(model, tiles=4, width=100, height=200)
+
+
+PACKAGES = r"apt-get install libegl1 libopengl0 libgl1-mesa-dri .*libosmesa6"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="EGL and OSMesa are Linux's")
+def test_without_a_library_the_error_names_the_packages(monkeypatch):
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    monkeypatch.setattr(ctypes.util, "find_library", lambda name: None)
+    with pytest.raises(CapabilityError, match=rf"neither libEGL nor libOSMesa.*{PACKAGES}"):
+        offscreen_context(64, 64)
+
+
+@pytest.mark.parametrize("name", ["egl", "osmesa"])
+def test_a_library_that_fails_is_an_error_that_names_the_packages(monkeypatch, name):
+    monkeypatch.setenv("MUJOCO_GL", name)
+    monkeypatch.setitem(sys.modules, f"mujoco.{name}", None)
+    with pytest.raises(CapabilityError, match=rf"no OpenGL context by {name} \(.*{PACKAGES}"):
+        offscreen_context(64, 64)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="EGL and OSMesa are Linux's")
+def test_osmesa_serves_where_there_is_no_egl(monkeypatch):
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    monkeypatch.setattr(ctypes.util, "find_library", {"OSMesa": "libOSMesa.so.8"}.get)
+    monkeypatch.setitem(sys.modules, "mujoco.osmesa", None)
+    with pytest.raises(CapabilityError, match=r"no OpenGL context by osmesa"):
+        offscreen_context(64, 64)

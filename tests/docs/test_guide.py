@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import pickle
 import subprocess
 import sys
@@ -12,14 +13,17 @@ from types import ModuleType
 
 import pytest
 import torch
-from docs.pages import REPOSITORY, blocks
+from docs.pages import REPOSITORY, blocks, rows
+from reference.opengl import needs_opengl
+from reference.runs import tiny_run
 from tensordict import TensorDict
 from torchrl.envs import check_env_specs
 
 import unilab
-from unilab import registry
+from unilab import cli, registry
 from unilab.conf import compose
 from unilab.errors import ConfigError
+from unilab.export import OnnxPolicy
 from unilab.modules import FlashSACActorSpec
 from unilab.trainers import Checkpointer, Counters, algorithms, run_identity
 
@@ -219,3 +223,48 @@ def test_own_task_trains_with_the_edited_script(crane_files: Path) -> None:
     assert config["config"]["task"] == "crane"
     assert config["critic_obs"] == "critic"
     assert list((crane_files / "run" / "checkpoints").iterdir())
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the run that deploy.md makes, trained for a moment."""
+    folder = tmp_path_factory.mktemp("deploy")
+    tiny_run(folder / "runs" / "demo")
+    return folder
+
+
+@needs_opengl
+def test_deploy_page_plays_films_exports_and_controls(
+    demo: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(demo)
+    _, *commands = blocks("guide/deploy.md", "bash")
+    lines = [line.split()[1:] for block in commands for line in block.splitlines()]
+    for words in lines:
+        if "--viewer" not in words:
+            assert cli.main([*words, *(["--seconds", "0.4"] if words[0] == "play" else [])]) == 0
+    names: dict = {}
+    for block in blocks("guide/deploy.md", "python"):
+        exec(compile(block, "docs/guide/deploy.md", "exec"), names)
+
+    assert (demo / "swing.mp4").stat().st_size > 0
+    assert (demo / "pendulum.onnx").exists()
+    assert "N m, again in 0.02 s" in capsys.readouterr().out
+    policy = OnnxPolicy(demo / "runs" / "demo" / "policy.onnx")
+    obs = torch.tensor([[math.sin(1.0), math.cos(1.0), 0.25 * 2.0]])
+    action = policy(TensorDict({"obs": obs}, [1]))["action"]
+    assert names["control"](angle=1.0, rate=2.0) == pytest.approx(action[0].numpy(), abs=1e-6)
+
+
+def test_deploy_page_lists_every_key_of_the_file(demo: Path) -> None:
+    assert cli.main(["export", str(demo / "runs" / "demo"), "--out", str(demo / "keys.onnx")]) == 0
+    listed = {
+        key.strip("` ")
+        for row in rows("guide/deploy.md")
+        if len(row) == 2
+        and row[0] not in ("key", "what")
+        and "pip" not in row[1]
+        and "apt-get" not in row[1]
+        for key in row[0].split(",")
+    }
+    assert listed == set(OnnxPolicy(demo / "keys.onnx").metadata)

@@ -70,6 +70,7 @@ def test_the_summary_of_a_stopped_run_says_how_far_and_how_to_continue():
     assert lines[0] == "Stopped at 50%: 500 steps in 2.0 min."
     assert lines[1] == "Results      Eval/return 12.5"
     assert "Run folder   runs/a b" in lines
+    assert re.fullmatch(r"Play         (\S*/)?unilab play 'runs/a b'", lines[-2])
     assert lines[-1] == "Continue     unilab train training.resume='runs/a b'"
 
 

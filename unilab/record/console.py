@@ -112,6 +112,7 @@ def closing_summary(
         f"Run folder   {run.path}",
         f"TensorBoard  {_program('tensorboard')} --logdir {path}",
         f"Picture      {_program('unilab')} plot {path}",
+        f"Play         {_program('unilab')} play {path}",
         f"Continue     {command} training.resume={path}{more}",
     ]
     return "\n".join(lines)

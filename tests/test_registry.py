@@ -1,5 +1,6 @@
 """Tasks by name: made here, made in another process, changed by overrides (0001-C7, C8)."""
 
+import math
 import multiprocessing
 import pickle
 from collections.abc import Iterator
@@ -196,6 +197,14 @@ BAD_OVERRIDES = {
         r"override 'commands.base_velocity.lin_vel_x' is \(0.0, 1.0, 2.0\) \(tuple\): "
         r"expected tuple like the present \(-0.6, 1.0\)",
     ),
+    "a value for a table that is left out": (
+        {"nan_guard": 5},
+        r"override 'nan_guard' is 5: it is a table that the task leaves out",
+    ),
+    "not a number": (
+        {"rewards.upright.weight": math.nan},
+        r"override 'rewards.upright.weight' is nan: expected a finite number",
+    ),
     "a value that the task refuses": ({"decimation": 0}, r"decimation is 0: give at least 1"),
 }
 
@@ -214,6 +223,17 @@ def test_num_envs_must_be_a_positive_integer(num_envs):
         ConfigError, match=rf"num_envs is {num_envs!r}: give an integer of at least"
     ):
         registry.factory("pendulum_swingup", num_envs=num_envs)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32, 1.5, "x", True])
+def test_seed_must_be_an_integer_that_every_generator_takes(seed):
+    with pytest.raises(ConfigError, match=rf"seed is {seed!r}: give an integer from 0 to 4294967"):
+        registry.factory("pendulum_swingup", num_envs=1, seed=seed)
+
+
+def test_overrides_must_be_a_mapping():
+    with pytest.raises(ConfigError, match=r"overrides is \['decimation=3'\]: give a dict"):
+        registry.factory("pendulum_swingup", num_envs=1, overrides=["decimation=3"])
 
 
 def test_a_device_that_does_not_exist_is_refused():

@@ -6,6 +6,7 @@ make_env = unilab.registry.factory("go2_velocity_flat", num_envs=256)   # pickle
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from types import NoneType
@@ -103,9 +104,13 @@ def factory(
         ConfigError: no such task, an override that does not fit, or num_envs < 1.
     """
     cfg_factory = _cfg_factory(name)
+    if not isinstance(overrides or {}, Mapping):
+        raise ConfigError(f"overrides is {overrides!r}: give a dict of paths and values")
     overrides = dict(overrides or {})
     if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
         raise ConfigError(f"num_envs is {num_envs!r}: give an integer of at least 1")
+    if seed is not None and not (type(seed) is int and 0 <= seed < 2**32):
+        raise ConfigError(f"seed is {seed!r}: give an integer from 0 to {2**32 - 1}, or None")
     try:
         device = str(torch.device(device))
     except RuntimeError as error:
@@ -165,6 +170,11 @@ def _overridden(value: Any, overrides: Mapping[str, Any], path: str) -> Any:
         else:
             if rest:
                 raise ConfigError(f"override '{here}.{rest}': {here!r} is a value, not a table")
+            if old is None and new is not None and _is_table(value, key):
+                raise ConfigError(
+                    f"override {here!r} is {new!r}: it is a table that the task leaves out; "
+                    "give it in the task's own config"
+                )
             if new is not None or not _optional(value, key):
                 new = _like(old, new, here)
         if is_dataclass(value) and not isinstance(value, type):
@@ -172,6 +182,12 @@ def _overridden(value: Any, overrides: Mapping[str, Any], path: str) -> Any:
         else:
             value = {**value, key: new}
     return value
+
+
+def _is_table(value: Any, key: str) -> bool:
+    """Whether a field holds a config of its own, if anything."""
+    kinds = get_args(get_type_hints(type(value))[key]) if is_dataclass(value) else ()
+    return any(is_dataclass(kind) for kind in kinds)
 
 
 def _optional(value: Any, key: str) -> bool:
@@ -185,6 +201,8 @@ def _like(old: Any, new: Any, path: str) -> Any:
     Raises:
         ConfigError: it has another kind of value.
     """
+    if isinstance(new, float) and not math.isfinite(new):
+        raise ConfigError(f"override {path!r} is {new}: expected a finite number")
     if old is None:
         return new
     if isinstance(old, float) and isinstance(new, int) and not isinstance(new, bool):

@@ -115,6 +115,20 @@ def test_another_number_of_environments_is_refused():
         rewards.update(random_transitions(3, 5).reshape(-1))
 
 
+def test_a_run_may_be_continued_with_another_number_of_environments():
+    before, after = RewardNormalizer(GAMMA), RewardNormalizer(GAMMA)
+    before.update(random_transitions(3, 5))
+    after.load_state_dict(before.state_dict())
+    data = random_transitions(2, 4)
+    after.update(data)
+    fresh = RewardNormalizer(GAMMA)
+    fresh.update(data)
+    assert torch.equal(after.state_dict()["returns"], fresh.state_dict()["returns"])
+    assert after.state_dict()["count"] == 3 * 5 + 2 * 4
+    with pytest.raises(ConfigError, match="data of 3 environments, 2 before"):
+        after.update(random_transitions(3, 1))
+
+
 @pytest.mark.parametrize("batch_size", [[], [2, 3, 4]])
 def test_other_batch_shapes_are_refused(batch_size):
     data = TensorDict(

@@ -47,6 +47,15 @@ def test_a_resumed_table_continues_after_the_checkpoint(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"frames,minutes\nmany,2\n", b"a,b\n1,2\n"])
+def test_a_table_that_is_none_is_refused_and_left_as_it_is(tmp_path, content):
+    path = tmp_path / "progress.csv"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"progress.csv is no table of this run .* move it away"):
+        ProgressCsv(path, until_frames=5)
+    assert path.read_bytes() == content
+
+
 def test_the_table_is_complete_after_every_row(tmp_path):
     table = ProgressCsv(tmp_path / "progress.csv")
     for frames in range(1, 4):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 
 import pytest
@@ -95,6 +96,8 @@ def test_the_task_is_required():
             "algo_params.lr_end=-1.0: must be at least 0",
         ),
         ({"algo": {"algo_params": {"bc_alpha": -1.0}}}, "bc_alpha=-1.0: must be at least 0"),
+        ({"algo": {"algo_params": {"lr": math.inf}}}, "lr=inf: must be above 0 and finite"),
+        ({"training": {"seed": 2**32}}, "training.seed=4294967296: must be at most 4294967295"),
         ({"training": {"seed": -1}}, "training.seed=-1: must be at least 0"),
         ({"training": {"eval_interval": 0}}, "training.eval_interval=0: must be at least 1"),
         ({"training": {"max_minutes": 0.0}}, "training.max_minutes=0.0: must be above 0"),

@@ -47,6 +47,7 @@ class RewardNormalizer:
         self.gamma = gamma
         self.v_max = v_max
         self._returns: Tensor | None = None
+        self._just_loaded = False
         self._count = torch.zeros((), dtype=torch.float64)
         self._mean = torch.zeros((), dtype=torch.float64)
         self._var = torch.ones((), dtype=torch.float64)
@@ -73,14 +74,17 @@ class RewardNormalizer:
                 )
         reward = data.get(("next", "reward")).reshape(rows, -1).double()
         done = data.get(("next", "done")).reshape(rows, -1)
-        if self._returns is None:
+        resized = self._returns is not None and self._returns.shape[0] != rows
+        if self._returns is None or (resized and self._just_loaded):
+            # A run may be continued with another number of environments: their episodes are new.
             self._to(reward.device)
             self._returns = torch.zeros(rows, dtype=torch.float64, device=reward.device)
-        elif self._returns.shape[0] != rows:
+        elif resized:
             raise ConfigError(
                 f"data of {rows} environments, {self._returns.shape[0]} before: returns are kept "
                 "for each environment, so update() needs the collector's own [N, T] data"
             )
+        self._just_loaded = False
         if self._returns.device != reward.device:
             self._to(reward.device)
         keep = (~done).double() * self.gamma  # a bool times a float would round gamma to float32
@@ -129,7 +133,12 @@ class RewardNormalizer:
         }
 
     def load_state_dict(self, state: dict[str, Tensor | None]) -> None:
-        """Continue from what :meth:`state_dict` returned."""
+        """Continue from what :meth:`state_dict` returned.
+
+        The next :meth:`update` may come from another number of environments; their returns then
+        begin at 0, the statistics go on.
+        """
+        self._just_loaded = True
         for key in ("count", "mean", "var", "max", "returns"):
             setattr(self, f"_{key}", state[key])
 

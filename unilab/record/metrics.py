@@ -9,6 +9,7 @@ from pathlib import Path
 
 from torchrl.record.loggers import TensorboardLogger
 
+from unilab.errors import ConfigError
 from unilab.record.run_folder import RunFolder
 from unilab.record.schema import metric
 
@@ -28,6 +29,9 @@ class ProgressCsv:
         path: the file; an existing one is continued.
         until_frames: rows of an existing file past this frame count are dropped, because the run
             continues from an earlier checkpoint and will write them again.
+
+    Raises:
+        ConfigError: the existing file is no such table.
     """
 
     def __init__(self, path: str | Path, *, until_frames: int | None = None) -> None:
@@ -35,15 +39,22 @@ class ProgressCsv:
         self._columns: list[str] = list(INDEX)
         self._rows: list[dict[str, str]] = []
         if self.path.exists():
-            with self.path.open(newline="") as file:
-                reader = csv.DictReader(file)
-                self._columns = list(reader.fieldnames or INDEX)
-                self._rows = [
-                    row
-                    for row in reader
-                    if until_frames is None or int(row["frames"]) <= until_frames
-                ]
+            try:
+                self._read(until_frames)
+            except (UnicodeDecodeError, csv.Error, KeyError, TypeError, ValueError) as error:
+                raise ConfigError(
+                    f"{self.path} is no table of this run ({error}): move it away to continue the "
+                    "run with a new one"
+                ) from error
         self._rewrite()
+
+    def _read(self, until_frames: int | None) -> None:
+        with self.path.open(newline="") as file:
+            reader = csv.DictReader(file)
+            self._columns = list(reader.fieldnames or INDEX)
+            self._rows = [
+                row for row in reader if until_frames is None or int(row["frames"]) <= until_frames
+            ]
 
     def write(self, frames: int, minutes: float, values: Mapping[str, float]) -> None:
         """Appends one row."""

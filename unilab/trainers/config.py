@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -228,6 +229,7 @@ class TrainingCfg:
     def check(self, path: str) -> None:
         """Raises ConfigError for values that cannot train."""
         _at_least(f"{path}.seed", self.seed, 0)
+        _at_most(f"{path}.seed", self.seed, 2**32 - 1)
         for name in ("eval_num_envs", "checkpoint_interval", "keep_checkpoints"):
             _at_least(f"{path}.{name}", getattr(self, name), 1)
         for name in ("num_threads", "eval_interval"):
@@ -315,7 +317,8 @@ class TrainCfg:
             ConfigError: a key that does not exist, a value of the wrong type or out of range.
         """
         for section in ("training", "env"):
-            for key in values.get(section) or ():
+            table = values.get(section)
+            for key in table if isinstance(table, Mapping) else ():
                 refuse_removed_key(f"{section}.{key}")
         cfg = from_dict(cls, values)
         cfg.algo.check("algo")
@@ -348,5 +351,5 @@ def _at_most(path: str, value: float, most: float) -> None:
 
 
 def _positive(path: str, value: float) -> None:
-    if not value > 0:
-        raise ConfigError(f"{path}={value}: must be above 0")
+    if not 0 < value < math.inf:
+        raise ConfigError(f"{path}={value}: must be above 0 and finite")

@@ -60,6 +60,7 @@ def test_a_configuration_survives_the_way_through_plain_dicts():
         ({"training": {"device": "gpu"}}, "training.device='gpu'.*one of auto, cpu, cuda"),
         ({"training": {"seed": None}}, "training.seed=None: expected int, got NoneType"),
         ({"env": [1]}, r"env: expected a mapping, got \[1\]"),
+        ({"env": 5}, "env: expected a mapping, got 5"),
         ({"task": 1}, "task=1: expected str, got int"),
     ],
 )

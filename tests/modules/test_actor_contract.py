@@ -108,6 +108,7 @@ def test_c3_kwargs_that_json_cannot_hold_are_refused_by_key(kwargs, message):
 
 
 def _rebuild(config: dict, queue: multiprocessing.Queue) -> None:
+    torch.set_num_threads(1)  # as here: the orthogonal start depends on it in the last bit
     torch.manual_seed(0)
     actor = build_actor(
         FlashSACActorSpec.from_config(config), obs_dim=OBS, action_dim=ACTION, device="cpu"

@@ -102,5 +102,5 @@ def _sha256(file: Path) -> str:
 def _damaged(path: Path, error: BaseException) -> CheckpointError:
     return CheckpointError(
         f"checkpoint {path} is damaged or is no checkpoint ({error}): remove it to continue from "
-        "the one before"
+        "the one before, if there is one; otherwise start a new run"
     )

@@ -2,12 +2,13 @@
 
     python examples/custom_actor.py
 
-Trains for half a minute, saves, resumes for as long again and evaluates the saved actor. The same
-from the command line:
+Trains for half a minute, saves, resumes for as long again, exports the saved actor and plays the
+exported file. The same from the command line:
 
     PYTHONPATH=examples unilab train task=pendulum_swingup \
         algo.algo_params.actor_config.builder=custom_actor:TwoEncoderActor \
         algo.algo_params.actor_config.kwargs.split=2
+    PYTHONPATH=examples unilab export runs/pendulum_swingup/<run>
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from train_flashsac import train
 
 import unilab
 from unilab.conf import compose
-from unilab.modules import FlashSACPolicy
+from unilab.export import OnnxPolicy, export_onnx
 from unilab.objectives import functional as F
 from unilab.trainers import Evaluator, load_play_actor
 
@@ -142,14 +143,14 @@ SETTINGS = [
 
 
 def main(overrides: Sequence[str]) -> dict[str, float]:
-    """Trains, resumes, and evaluates what was saved; returns the evaluation's metrics."""
+    """Trains, resumes, exports what was saved and plays that; returns the evaluation's metrics."""
     cfg = compose([*SETTINGS, "training.run_dir=runs/custom_actor", *overrides])
     run = cfg.training.run_dir
     train(cfg)
     train(compose([f"training.resume={run}", f"algo.total_frames={2 * cfg.algo.total_frames}"]))
-    policy = FlashSACPolicy(load_play_actor(run))
+    exported = export_onnx(load_play_actor(run), f"{run}/policy.onnx")
     env = unilab.make(cfg.task, num_envs=16, seed=1, overrides=cfg.env)
-    metrics = Evaluator(env, policy)()
+    metrics = Evaluator(env, OnnxPolicy(exported.path))()
     env.close()
     return metrics
 

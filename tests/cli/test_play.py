@@ -57,11 +57,11 @@ def test_the_returns_are_the_evaluators_on_the_same_episodes(go2):
     metrics = Evaluator(env, FlashSACPolicy(load_play_actor(go2)))()
     env.close()
     mean = sum(e.total for e in episodes) / 5
-    assert mean == pytest.approx(metrics["Eval/return"], abs=1e-5)
+    assert mean == pytest.approx(metrics["Eval/return"], abs=1e-4)
     steps = sum(e.seconds for e in episodes) / 5 / 0.02
-    assert steps == pytest.approx(metrics["Eval/episode_length"], rel=1e-6)
+    assert steps == pytest.approx(metrics["Eval/episode_length"], abs=1e-3)
     fell = sum(e.ended_by != "time_out" for e in episodes) / 5
-    assert fell == pytest.approx(metrics["Eval/terminated"])
+    assert fell == pytest.approx(metrics["Eval/terminated"], abs=1e-3)
 
 
 def test_the_terms_of_an_episode_add_up_to_its_return(go2):
@@ -235,8 +235,8 @@ def test_arrows_show_the_command_and_the_velocity_in_the_robots_frame():
     assert commanded.vector == pytest.approx([0.0, 0.4, 0.0], abs=1e-6)
     assert actual.vector == pytest.approx([-0.1, 0.3, 0.0], abs=1e-6)
     assert commanded.start[:2] == pytest.approx([1.0, 2.0])
-    assert "command +0.80 +0.00 m/s +0.50 rad/s" in first.title
-    assert "actual  +0.60 +0.20 m/s +0.00 rad/s" in first.title
+    assert "command +0.80 +0.00 +0.50" in first.title
+    assert "actual  +0.60 +0.20 +0.00" in first.title
     assert second.arrows == []
     env.close()
 

@@ -1,4 +1,4 @@
-"""examples/custom_actor.py: trained, saved, resumed and evaluated, with tiny settings."""
+"""examples/custom_actor.py: trained, saved, resumed, exported and played, with tiny settings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from tensordict import TensorDict
 
+from unilab.export import OnnxPolicy
 from unilab.modules import assert_log_prob_consistent
 from unilab.trainers import load_play_actor
 
@@ -36,7 +38,7 @@ def example(monkeypatch):
     return custom_actor
 
 
-def test_it_trains_saves_resumes_and_plays(example, tmp_path):
+def test_it_trains_saves_resumes_exports_and_plays(example, tmp_path):
     run = tmp_path / "run"
     metrics = example.main([*TINY, f"training.run_dir={run}"])
     assert metrics["Eval/episode_length"] == 20
@@ -51,6 +53,11 @@ def test_it_trains_saves_resumes_and_plays(example, tmp_path):
     actor = load_play_actor(run)
     actions = actor.explore(10.0 * torch.randn(256, 3))
     assert actions.abs().max() <= 0.9
+    obs = torch.randn(8, 3)
+    exported = OnnxPolicy(run / "policy.onnx")(TensorDict({"obs": obs}, [8]))["action"]
+    torch.testing.assert_close(
+        exported, actor.explore(obs, deterministic=True), atol=1e-5, rtol=0.0
+    )
     assert_log_prob_consistent(actor, lambda u: 0.9 * torch.tanh(u))
 
 

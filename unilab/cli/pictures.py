@@ -40,7 +40,7 @@ def views(env: ManagerBasedRlEnv, rows: int) -> list[View]:
     """The first robots of an environment as they are now.
 
     A robot with a free root that follows a planar velocity gets two arrows: green for the command,
-    blue for its own velocity.
+    blue for its own velocity; the title has their numbers (forward, left in m/s, yaw in rad/s).
     """
     state = env.backend.get_state_views()
     qpos = state["qpos"][:rows]
@@ -61,8 +61,8 @@ def views(env: ManagerBasedRlEnv, rows: int) -> list[View]:
         for i in range(rows):
             command, actual = commands[0][i].tolist(), own[i].tolist()
             titles[i] += [
-                "command {:+.2f} {:+.2f} m/s {:+.2f} rad/s".format(*command),
-                "actual  {:+.2f} {:+.2f} m/s {:+.2f} rad/s".format(*actual),
+                "command {:+.2f} {:+.2f} {:+.2f}".format(*command),
+                "actual  {:+.2f} {:+.2f} {:+.2f}".format(*actual),
             ]
             for value, colour, height in ((command, _COMMANDED, 0.06), (actual, _ACTUAL, 0.0)):
                 arrows[i] += _arrow(pose[i], value, _ABOVE + height, colour)

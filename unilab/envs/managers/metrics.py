@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from unilab.envs.finite import bad_rows, is_finite, non_finite
-from unilab.envs.managers.term import bind_term, check_shape, evaluate
-from unilab.errors import ConfigError
+from unilab.envs.managers.term import bind_term, check_scalar, evaluate
 
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
@@ -50,12 +49,7 @@ class MetricsManager:
         self._sums = sums
         rows = (self._env.num_envs,)
         for term, value in zip(self._terms, evaluate(self._terms, self._env), strict=True):
-            check_shape("metrics", term.name, value, rows, "float32 [num_envs]")
-            if value.ndim != 1 or value.dtype != torch.float32:
-                raise ConfigError(
-                    f"metrics term {term.name!r} returned {value.dtype} of shape "
-                    f"{tuple(value.shape)}: expected float32 [num_envs]"
-                )
+            check_scalar("metrics", term.name, value, rows)
 
     def compute(self) -> None:
         """Add this step's values.

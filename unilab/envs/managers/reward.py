@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from unilab.envs.finite import bad_rows, is_finite, non_finite
-from unilab.envs.managers.term import bind_term, check_shape, evaluate
+from unilab.envs.managers.term import bind_term, check_scalar, evaluate
 from unilab.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -81,12 +81,7 @@ class RewardManager:
         self.episode_sums = episode_sums
         rows = (self._env.num_envs,)
         for term, value in zip(self._terms, evaluate(self._terms, self._env), strict=True):
-            check_shape("reward", term.name, value, rows, "float32 [num_envs]")
-            if value.ndim != 1 or value.dtype != torch.float32:
-                raise ConfigError(
-                    f"reward term {term.name!r} returned {value.dtype} of shape "
-                    f"{tuple(value.shape)}: expected float32 [num_envs]"
-                )
+            check_scalar("reward", term.name, value, rows)
 
     def compute(self) -> Tensor:
         """The reward of this step, ``[num_envs]``.

@@ -185,3 +185,17 @@ def check_shape(kind: str, name: str, value: Any, shape: tuple[int, ...], what: 
         )
         raise ConfigError(f"{kind} term {name!r} returned {given}: expected {what}")
     return value
+
+
+def check_scalar(kind: str, name: str, value: Tensor, rows: tuple[int, ...]) -> None:
+    """One float32 a row is what a term must return.
+
+    Raises:
+        ConfigError: another shape or type; names the term.
+    """
+    check_shape(kind, name, value, rows, "float32 [num_envs]")
+    if value.ndim != 1 or value.dtype != torch.float32:
+        raise ConfigError(
+            f"{kind} term {name!r} returned {value.dtype} of shape {tuple(value.shape)}: "
+            "expected float32 [num_envs]"
+        )

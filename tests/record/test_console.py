@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import itertools
 import re
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,18 @@ def test_without_a_terminal_each_row_is_a_line_with_rate_and_eta():
         r"250/1,000 steps  [\d,]+ steps/s  return 3\.142  length 20  ETA [\d:]+\n",
         stream.getvalue(),
     )
+
+
+def test_the_rate_is_that_of_the_last_rows(monkeypatch):
+    clock = itertools.count(0.0, 10.0)  # ten seconds a row
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    stream = io.StringIO()
+    progress = Progress(100_000, stream=stream)
+    for frames in [10] * 20 + [1000] * 13:  # random warm-up, say, and then something faster
+        progress.advance(frames)
+        progress.show({})
+    last = stream.getvalue().splitlines()[-1]
+    assert "  100 steps/s  " in last and last.endswith("ETA 14:28")  # of 86,800 steps
 
 
 def test_a_resumed_run_counts_from_where_it_stood():

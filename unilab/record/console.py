@@ -7,6 +7,7 @@ import shlex
 import shutil
 import sys
 import time
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
@@ -17,6 +18,8 @@ from unilab.record.run_folder import RunFolder
 
 __all__ = ["Progress", "closing_summary", "started_as"]
 
+_RATE_WINDOW = 12
+"""Rows of metrics over which lines average their steps/s."""
 _SHOWN = {"return": "Train/return", "length": "Train/episode_length", "eval": "Eval/return"}
 
 
@@ -33,7 +36,7 @@ class Progress:
         self._stream = stream if stream is not None else sys.stderr
         self._total = total
         self._frames = initial
-        self._start = (time.perf_counter(), initial)
+        self._marks = deque([(time.perf_counter(), initial)], maxlen=_RATE_WINDOW)
         self._bar = (
             tqdm(
                 total=total,
@@ -64,8 +67,9 @@ class Progress:
         if self._bar is not None:
             self._bar.set_postfix({name: f"{value:.4g}" for name, value in shown.items()})
             return
-        seconds = time.perf_counter() - self._start[0]
-        rate = (self._frames - self._start[1]) / max(seconds, 1e-9)
+        now, (then, frames) = time.perf_counter(), self._marks[0]
+        rate = (self._frames - frames) / max(now - then, 1e-9)
+        self._marks.append((now, self._frames))
         left = (self._total - self._frames) / max(rate, 1e-9)
         parts = [f"{self._frames:,}/{self._total:,} steps", f"{rate:,.0f} steps/s"]
         parts += [f"{name} {value:.4g}" for name, value in shown.items()]

@@ -234,3 +234,9 @@ def test_another_number_of_environments_is_refused_where_steps_are_joined():
     buffer.extend(ticks(2, 3))
     with pytest.raises(ConfigError, match="data of 3 environments, 2 before"):
         buffer.extend(ticks(3, 3))
+
+
+def test_a_capacity_that_cannot_be_allocated_says_what_it_takes():
+    buffer = make_replay_buffer(10**14, 8)
+    with pytest.raises(ConfigError, match=r"100,000,000,000,000 transitions take [\d,.]+ GiB"):
+        buffer.extend(ticks(4, 1))

@@ -88,6 +88,12 @@ def test_the_task_is_required():
             {"algo": {"replay_capacity": 600}},
             "replay_capacity=600 is below .*learning_starts=20000",
         ),
+        (
+            {"algo": {"n_step": 5000}},
+            "n_step=5000 steps of .*num_envs=256 are more than .*replay_capacity=1000000",
+        ),
+        ({"training": {"run_dir": ""}}, "training.run_dir is empty: name a folder"),
+        ({"training": {"resume": ""}}, "training.resume is empty: name a folder"),
         ({"algo": {"algo_params": {"num_bins": 1}}}, "algo_params.num_bins=1: must be at least 2"),
         ({"algo": {"algo_params": {"v_min": 6.0}}}, "v_min must be below .*v_max: 6.0, 5.0"),
         ({"algo": {"algo_params": {"tau": 2.0}}}, "algo_params.tau=2.0: must be at most 1.0"),

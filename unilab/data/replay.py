@@ -61,7 +61,8 @@ def make_replay_buffer(
     Raises:
         ConfigError: a size below 1, ``gamma`` outside (0, 1], or ``n_step > 1`` without it. When
             extended: data without an action or a reward; with ``n_step > 1``, data not ``[N, T]``
-            or of another ``N`` than before.
+            or of another ``N`` than before; ``capacity`` transitions of the data that do not fit
+            into memory.
 
     Examples:
         >>> import torch
@@ -88,7 +89,7 @@ def make_replay_buffer(
     if gamma is not None and not 0.0 < gamma <= 1.0:
         raise ConfigError(f"gamma={gamma}: expected 0 < gamma <= 1")
     buffer = TensorDictReplayBuffer(
-        storage=LazyTensorStorage(capacity, device=device),
+        storage=_Storage(capacity, device=device),
         sampler=RandomSampler(),
         transform=_Intake(keys, n_step, gamma),
         batch_size=batch_size,
@@ -97,6 +98,21 @@ def make_replay_buffer(
     if seed is not None:
         buffer.set_rng(torch.Generator().manual_seed(seed))
     return buffer
+
+
+class _Storage(LazyTensorStorage):
+    """Allocated as a whole by the first transition."""
+
+    def _init(self, data: TensorDictBase) -> None:
+        try:
+            super()._init(data)
+        except RuntimeError as error:  # of the allocators, torch.OutOfMemoryError included
+            size = self.max_size * sum(v.nbytes for v in data.values(True, True))
+            raise ConfigError(
+                f"{self.max_size:,} transitions take {size / 2**30:,.1f} GiB, which cannot be "
+                f"allocated on {self.device}: lower the replay buffer's capacity "
+                "(algo.replay_capacity)"
+            ) from error
 
 
 class _Intake(Transform):

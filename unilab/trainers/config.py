@@ -147,6 +147,12 @@ class AlgoCfg:
                 f"{path}.learning_starts={self.learning_starts} is below "
                 f"{path}.batch_size={self.batch_size}: an update needs a whole batch"
             )
+        if self.n_step * self.num_envs > self.replay_capacity:
+            raise ConfigError(
+                f"{path}.n_step={self.n_step} steps of {path}.num_envs={self.num_envs} are more "
+                f"than {path}.replay_capacity={self.replay_capacity} transitions: look fewer steps "
+                "ahead (1 to 5 are usual)"
+            )
         if self.replay_capacity < max(self.learning_starts, self.num_envs):
             raise ConfigError(
                 f"{path}.replay_capacity={self.replay_capacity} is below {path}.learning_starts="
@@ -232,6 +238,9 @@ class TrainingCfg:
         _at_most(f"{path}.seed", self.seed, 2**32 - 1)
         for name in ("eval_num_envs", "checkpoint_interval", "keep_checkpoints"):
             _at_least(f"{path}.{name}", getattr(self, name), 1)
+        for name in ("run_dir", "log_root", "resume"):
+            if getattr(self, name) == "":
+                raise ConfigError(f"{path}.{name} is empty: name a folder, or leave the key out")
         for name in ("num_threads", "eval_interval"):
             if getattr(self, name) is not None:
                 _at_least(f"{path}.{name}", getattr(self, name), 1)

@@ -2,6 +2,7 @@
 
     python examples/compose_flashsac.py
 
+Takes about 90 s on one core and swings the pendulum up: an evaluation return of about -130.
 Any batched ``EnvBase`` works the same way: only ``make_env`` and the observation's key change.
 """
 

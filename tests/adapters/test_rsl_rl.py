@@ -1,0 +1,202 @@
+"""The environment as RSL-RL's ``VecEnv``: names mapped, meaning kept, training runs."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import pytest
+import torch
+from envs.tables import ON_TWINS, go2, twins
+from torchrl.envs import InitTracker, TransformedEnv
+
+import unilab
+from unilab.envs import TerminationTermCfg, mdp
+from unilab.errors import CapabilityError, ConfigError, NonFiniteError
+
+pytest.importorskip("rsl_rl", reason="needs RSL-RL: pip install 'unilab-torchrl[rsl-rl]'")
+
+from rsl_rl.env import VecEnv
+from rsl_rl.runners import OnPolicyRunner
+
+from unilab.adapters import RslRlVecEnv
+
+
+def actions(env, steps, seed=0):
+    """Random actions, ``[steps, num_envs, num_actions]``, within the environment's bounds."""
+    draw = torch.Generator().manual_seed(seed)
+    return torch.rand(steps, env.num_envs, env.num_actions, generator=draw) * 2 - 1
+
+
+def short_go2():
+    return go2(6, seed=3, episode_length_s=0.2)
+
+
+def test_it_has_what_the_protocol_asks_for():
+    env = RslRlVecEnv(short_go2())
+
+    assert isinstance(env, VecEnv)
+    assert (env.num_envs, env.num_actions, env.max_episode_length) == (6, 12, 10)
+    assert env.device == torch.device("cpu")
+    assert env.cfg is env.env.cfg
+    assert env.episode_length_buf.tolist() == [0] * 6
+
+
+def test_a_rollout_is_that_of_the_environment_itself():
+    adapter, env = RslRlVecEnv(short_go2()), short_go2()
+    root = env.reset()
+    for action in actions(adapter, 25):
+        assert torch.equal(adapter.get_observations()["policy"], root["obs"])
+        data, root = env.step_and_maybe_reset(root.set("action", action))
+        obs, reward, dones, extras = adapter.step(action)
+
+        assert set(obs.keys()) == {"policy", "critic"}
+        assert obs.batch_size == torch.Size([6])
+        assert torch.equal(obs["policy"], root["obs"])  # of the next episode, where one ended
+        assert torch.equal(obs["critic"], root["critic"])
+        assert torch.equal(reward, data["next", "reward"][:, 0])
+        assert torch.equal(dones, data["next", "done"][:, 0].long())
+        assert torch.equal(extras["time_outs"], data["next", "truncated"][:, 0])
+
+
+def test_looking_at_the_observations_changes_nothing():
+    env = RslRlVecEnv(short_go2())  # has sensor noise, which is drawn in a step only
+    first = env.get_observations()
+
+    assert torch.equal(env.get_observations()["policy"], first["policy"])
+
+
+def test_the_groups_say_who_reads_what(tmp_path):
+    assert RslRlVecEnv(short_go2()).obs_groups == {"actor": ["policy"], "critic": ["critic"]}
+    without = RslRlVecEnv(twins(tmp_path))
+    assert without.obs_groups == {"actor": ["policy"], "critic": ["policy"]}
+    assert set(without.get_observations().keys()) == {"policy"}
+
+
+def test_a_row_that_fails_in_its_last_step_is_no_time_out(tmp_path):
+    limits = {
+        "time_out": TerminationTermCfg(func=mdp.time_out, time_out=True),
+        "too_far": TerminationTermCfg(
+            func=mdp.joint_pos_out_of_limit, params={"limit": 2.5, **ON_TWINS}
+        ),
+    }
+    env = RslRlVecEnv(twins(tmp_path, terminations=limits))
+    zero = torch.zeros(4, 2)
+    for _ in range(4):
+        _, _, dones, extras = env.step(zero)
+        assert not dones.any()
+        assert "log" not in extras
+    env.env.backend.get_state_views()["qpos"][1] = 2.7
+    _, _, dones, extras = env.step(zero)
+
+    assert dones.tolist() == [1, 1, 1, 1]
+    assert extras["time_outs"].tolist() == [True, False, True, True]
+    assert extras["log"]["Episode_Termination/too_far"] == 0.25
+    assert env.episode_length_buf.tolist() == [0] * 4
+
+
+def test_episodes_may_be_set_to_other_points_of_their_time(tmp_path):
+    env = RslRlVecEnv(twins(tmp_path))
+    env.episode_length_buf = torch.tensor([0, 4, 3, 0])
+    _, _, dones, _ = env.step(torch.zeros(4, 2))
+
+    assert dones.tolist() == [0, 1, 0, 0]
+    assert env.episode_length_buf.tolist() == [1, 0, 4, 1]
+
+
+def test_actions_are_clipped_to_the_environments_bounds_unless_told_otherwise(tmp_path):
+    wild = torch.full((4, 2), 3.0)
+    for clip, taken in ((1.0, 1.0), (2.0, 2.0), (None, 3.0)):
+        env = RslRlVecEnv(twins(tmp_path), clip_actions=clip)
+        env.step(wild)
+        assert env.env.action_manager.action.unique().tolist() == [taken]
+    env = RslRlVecEnv(twins(tmp_path))
+    env.step(wild)
+    assert env.env.action_manager.action.unique().tolist() == [1.0]
+
+
+def test_a_diverged_policy_is_found_out_in_spite_of_the_clip(tmp_path):
+    env = RslRlVecEnv(twins(tmp_path))
+    with pytest.raises(NonFiniteError, match="action is not finite"):
+        env.step(torch.full((4, 2), math.nan))
+
+
+def test_seed_and_reset_start_the_same_rollout_again():
+    env = RslRlVecEnv(short_go2())
+    runs = []
+    for _ in range(2):
+        assert env.seed(5) == 5
+        obs, extras = env.reset()
+        assert extras == {}
+        steps = [obs, *(env.step(action)[0] for action in actions(env, 12))]
+        runs.append(torch.stack([step["policy"] for step in steps]))
+
+    assert torch.equal(*runs)
+
+
+def test_what_is_no_environment_of_ours_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="env is a TransformedEnv: give the environment that"):
+        RslRlVecEnv(TransformedEnv(twins(tmp_path), InitTracker()))
+
+
+@pytest.mark.parametrize("clip", [0.0, -1.0, math.nan])
+def test_a_bound_that_is_none_is_refused(tmp_path, clip):
+    with pytest.raises(ConfigError, match=f"clip_actions is {clip}: give a bound above 0"):
+        RslRlVecEnv(twins(tmp_path), clip_actions=clip)
+
+
+def test_close_ends_the_environment(tmp_path):
+    env = RslRlVecEnv(twins(tmp_path))
+    env.close()
+    env.close()
+    assert env.env.is_closed
+
+
+def test_without_the_package_the_error_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "rsl_rl", None)
+    for loaded in ("rsl_rl.env", "unilab.adapters.rsl_rl"):
+        monkeypatch.delitem(sys.modules, loaded)
+    with pytest.raises(
+        CapabilityError, match=r"RslRlVecEnv needs rsl_rl.*'unilab-torchrl\[rsl-rl\]'"
+    ):
+        _ = unilab.adapters.RslRlVecEnv
+
+
+def ppo(env):
+    """A small PPO configuration of RSL-RL."""
+    network = {"class_name": "MLPModel", "hidden_dims": [32], "activation": "elu"}
+    gaussian = {"class_name": "GaussianDistribution", "init_std": 1.0, "std_type": "scalar"}
+    return {
+        "num_steps_per_env": 8,
+        "save_interval": 100,
+        "obs_groups": env.obs_groups,
+        "actor": {**network, "distribution_cfg": gaussian},
+        "critic": network,
+        "algorithm": {
+            "class_name": "PPO",
+            "num_learning_epochs": 2,
+            "num_mini_batches": 2,
+            "learning_rate": 1e-3,
+        },
+    }
+
+
+@pytest.mark.parametrize("task", ["cartpole_swingup", "go2_velocity_flat"])
+def test_rsl_rls_runner_trains_and_logs(task, tmp_path):
+    torch.manual_seed(0)
+    base = unilab.make(task, num_envs=16, seed=0, overrides={"episode_length_s": 0.2})
+    env = RslRlVecEnv(base)
+    runner = OnPolicyRunner(env, ppo(env), log_dir=str(tmp_path), device="cpu")
+    before = {k: v.clone() for k, v in runner.alg.get_policy().state_dict().items()}
+    runner.learn(3, init_at_random_ep_len=True)
+    after = runner.alg.get_policy().state_dict()
+
+    widths = base.obs_groups_spec
+    assert runner.alg.actor.obs_dim == widths["obs"]
+    assert runner.alg.critic.obs_dim == widths.get("critic", widths["obs"])
+    assert all(bool(v.isfinite().all()) for v in after.values())
+    assert any(not torch.equal(before[k], after[k]) for k in before)
+    assert (tmp_path / "model_2.pt").exists()
+    # What the environment went through in inference mode can be used outside it.
+    obs, *_ = env.step(torch.zeros(16, env.num_actions))
+    assert obs["policy"].isfinite().all()

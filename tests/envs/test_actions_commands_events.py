@@ -16,7 +16,7 @@ from unilab.envs import (
     TerminationTermCfg,
     mdp,
 )
-from unilab.errors import CapabilityError, ConfigError
+from unilab.errors import CapabilityError, ConfigError, NonFiniteError
 from unilab.tasks.velocity.go2 import go2_velocity_flat
 
 ENDLESS = {"time_out": TerminationTermCfg(func=mdp.time_out, time_out=True)}
@@ -85,6 +85,18 @@ def test_the_last_two_actions_are_remembered_and_forgotten_at_a_reset(tmp_path):
     env.reset()
     assert not env.action_manager.action.any()
     assert not env.action_manager.prev_action.any()
+
+
+def test_controls_that_are_not_finite_name_actuators_and_rows(tmp_path):
+    """A finite action may overflow in its scale."""
+    scale = {"first.*": 1.0, "second.*": 1e10}
+    env = twins(tmp_path, actions={"e": mdp.JointEffortActionCfg(scale=scale)})
+    action = torch.zeros(4, 2)
+    action[2] = 1e30
+    with pytest.raises(
+        NonFiniteError, match=r"\(actuator: first rows\): \{'second_motor': \[2\]\}"
+    ):
+        env.step(env.reset().set("action", action))
 
 
 BAD_ACTIONS = {

@@ -43,15 +43,17 @@ def test_a_dump_holds_the_last_states_of_the_first_bad_rows(tmp_path):
     dump = load_dump(tmp_path / "dumps" / "nan_dump_13.pt")
     assert dump["rows"] == [2, 3]
     assert dump["states"].shape[:2] == dump["ctrls"].shape[:2] == (6, 2)
+    torch.testing.assert_close(dump["actions"][-4:], torch.full((4, 2, 2), 0.4))
     torch.testing.assert_close(dump["ctrls"][-4:], torch.full((4, 2, 2), 0.2))
     assert len(dump["models"]) == 2
+    assert (dump["seed"], dump["backend"]) == (0, "MujocoBackend")
 
 
 def test_a_replay_ends_in_the_same_failure(tmp_path, capsys):
     fail(guarded(tmp_path), [5])
     path = tmp_path / "dumps" / "nan_dump_3.pt"
     report = replay_dump(path).splitlines()
-    assert report[0].startswith("after 3 control steps: physics left non-finite values")
+    assert report[0].startswith("after 3 control steps with seed 0: physics left non-finite values")
     assert report[1].startswith("row 5: physics is not finite after the last step, the same as")
     assert cli.main(["replay-dump", str(path)]) == 0
     assert capsys.readouterr().out.splitlines() == report
@@ -111,7 +113,7 @@ def test_a_file_that_is_no_dump_is_refused(tmp_path, capsys):
     with pytest.raises(ConfigError, match="is no dump of the NaN guard"):
         replay_dump(path)
     torch.save({"version": 7}, path)
-    with pytest.raises(ConfigError, match="is a dump of version 7: expected 1"):
+    with pytest.raises(ConfigError, match="is a dump of version 7: expected 2"):
         replay_dump(path)
     assert cli.main(["replay-dump", str(path)]) == 2
     assert "version 7" in capsys.readouterr().err

@@ -6,6 +6,7 @@ from unilab.backends.base import (
     TensorCapabilities,
     TensorExecution,
 )
+from unilab.backends.conformance import assert_backend_conforms
 from unilab.backends.mujoco import MujocoBackend
 
 __all__ = [
@@ -14,4 +15,5 @@ __all__ = [
     "SimBackend",
     "TensorCapabilities",
     "TensorExecution",
+    "assert_backend_conforms",
 ]

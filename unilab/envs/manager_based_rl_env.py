@@ -11,6 +11,7 @@ from torch import Tensor
 from unilab.backends import MujocoBackend, SimBackend
 from unilab.envs.deployment import deployment_metadata
 from unilab.envs.episodes import EpisodeSums
+from unilab.envs.finite import bad_rows, is_finite, non_finite
 from unilab.envs.managers import (
     ActionManager,
     ActionTermCfg,
@@ -102,10 +103,7 @@ class ManagerBasedRlEnv(TorchEnv):
             backend = MujocoBackend(
                 cfg.scene.model, num_envs, num_threads=cfg.num_threads, keyframe=cfg.scene.keyframe
             )
-        if not backend.get_tensor_capabilities().selected_row_reset:
-            raise CapabilityError(
-                f"{type(backend).__name__} cannot reset single environments, which episodes need"
-            )
+        _check_backend(backend, num_envs)
         super().__init__(num_envs=num_envs, device=device, seed=seed)
         self.backend = backend
         self.step_dt = cfg.decimation * backend.timestep
@@ -139,7 +137,9 @@ class ManagerBasedRlEnv(TorchEnv):
         self.curriculum_manager.prepare()
         self.metrics_manager.prepare(self._episodes["Metrics"])
         self._loses_rows = any(t.func is nan_detection for t in cfg.terminations.values())
-        self._guard = None if cfg.nan_guard is None else NanGuard(cfg.nan_guard, backend)
+        self._guard: NanGuard | None = None
+        if cfg.nan_guard is not None:
+            self._guard = NanGuard(cfg.nan_guard, backend, self.action_manager.action_dim)
         self._staggering = cfg.init_at_random_ep_len
         self._make_specs(self.action_manager.action_dim)
 
@@ -165,8 +165,12 @@ class ManagerBasedRlEnv(TorchEnv):
 
     def _physics(self, action: Tensor) -> None:
         ctrl = self.action_manager.process(action)
+        if not is_finite(ctrl):
+            names = [actuator.name for actuator in self.backend.actuators]
+            bad = {n: rows for n, c in zip(names, ctrl.T, strict=True) if (rows := bad_rows(c))}
+            raise non_finite("controls are not finite (actuator", bad)
         if self._guard is not None:
-            self._guard.record(ctrl)
+            self._guard.record(action, ctrl)
         self.backend.step_tensor(ctrl, self.cfg.decimation)
         self.scene.read()
         self.scene.check_finite(self._loses_rows)
@@ -184,7 +188,12 @@ class ManagerBasedRlEnv(TorchEnv):
 
     def _on_fault(self, error: BaseException) -> None:
         if self._guard is not None and isinstance(error, NonFiniteError):
-            path = self._guard.dump(error, self.common_step_counter, self.cfg.decimation)
+            path = self._guard.dump(
+                error,
+                control_steps=self.common_step_counter,
+                nstep=self.cfg.decimation,
+                seed=self.generator.initial_seed(),
+            )
             error.add_note(f"Its last states are in {path}: unilab replay-dump {path}")
 
     def _observe(self, rows: Tensor | None = None) -> dict[str, Tensor]:
@@ -238,3 +247,17 @@ class ManagerBasedRlEnv(TorchEnv):
             self.metrics_manager,
         )
         return "\n".join(map(str, managers))
+
+
+def _check_backend(backend: SimBackend, num_envs: int) -> None:
+    """Refuse physics that cannot run episodes of so many environments."""
+    name = type(backend).__name__
+    if backend.num_envs != num_envs:
+        raise ConfigError(f"num_envs is {num_envs}, but {name} has {backend.num_envs}")
+    if backend.tensor_execution().kind != "HOST_BRIDGE":
+        raise CapabilityError(
+            f"{name} keeps its physics on {backend.tensor_execution().device}: environments run "
+            "HOST_BRIDGE backends"
+        )
+    if not backend.get_tensor_capabilities().selected_row_reset:
+        raise CapabilityError(f"{name} cannot reset single environments, which episodes need")

@@ -13,7 +13,7 @@ from torch import Tensor
 from unilab.backends import MujocoBackend, SimBackend
 from unilab.errors import ConfigError, NonFiniteError
 
-DUMP_VERSION = 1
+DUMP_VERSION = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,35 +34,39 @@ class NanGuardCfg:
 
 
 class NanGuard:
-    """Keeps the last states and controls of every environment.
+    """Keeps the last states, actions and controls of every environment.
 
     Args:
         cfg: what is kept.
         backend: the physics.
+        action_dim: columns of an action.
     """
 
-    def __init__(self, cfg: NanGuardCfg, backend: SimBackend) -> None:
+    def __init__(self, cfg: NanGuardCfg, backend: SimBackend, action_dim: int) -> None:
         self._cfg = cfg
         self._backend = backend
         self._state = backend.get_replay_state()
         self._states = self._state.new_zeros(cfg.buffer_size, *self._state.shape)
+        self._actions = torch.zeros(cfg.buffer_size, backend.num_envs, action_dim)
         self._ctrls = torch.zeros(cfg.buffer_size, backend.num_envs, len(backend.actuators))
         self._recorded = 0
 
-    def record(self, ctrl: Tensor) -> None:
-        """Keep the state before a step, and its controls ``[num_envs, nu]``."""
+    def record(self, action: Tensor, ctrl: Tensor) -> None:
+        """Keep the state before a step, its actions and its controls ``[num_envs, nu]``."""
         at = self._recorded % self._cfg.buffer_size
         self._states[at].copy_(self._state)
+        self._actions[at].copy_(action)
         self._ctrls[at].copy_(ctrl)
         self._recorded += 1
 
-    def dump(self, error: NonFiniteError, control_steps: int, nstep: int) -> Path:
+    def dump(self, error: NonFiniteError, *, control_steps: int, nstep: int, seed: int) -> Path:
         """Write the kept states of the rows that the error names.
 
         Args:
             error: what was found.
             control_steps: when.
             nstep: physics substeps of a control step.
+            seed: of the environment's random generator.
 
         Returns:
             The file.
@@ -73,11 +77,14 @@ class NanGuard:
         models = [bytearray(self._backend.get_model_bytes(row)) for row in rows]
         content = {
             "version": DUMP_VERSION,
+            "backend": type(self._backend).__name__,
             "message": str(error),
+            "seed": seed,
             "control_steps": control_steps,
             "nstep": nstep,
             "rows": rows,
             "states": self._states[order][:, rows].clone(),
+            "actions": self._actions[order][:, rows].clone(),
             "ctrls": self._ctrls[order][:, rows].clone(),
             "last": self._state[rows].clone(),
             "models": [torch.frombuffer(model, dtype=torch.uint8) for model in models],
@@ -108,22 +115,30 @@ def load_dump(path: str | Path) -> dict[str, Any]:
     return content
 
 
-def replay_dump(path: str | Path) -> str:
+def replay_dump(path: str | Path, backend: type[SimBackend] = MujocoBackend) -> str:
     """Repeat the last control step of every row of a dump.
 
     Args:
         path: the file.
+        backend: the physics that left it.
 
     Returns:
         A report: what was found then, and whether the repetition ends in the same state.
 
     Raises:
-        ConfigError: the file cannot be read.
+        ConfigError: the file cannot be read, or other physics left it.
     """
     dump = load_dump(path)
-    lines = [f"after {dump['control_steps']} control steps: {dump['message']}"]
+    if dump["backend"] != backend.__name__:
+        raise ConfigError(
+            f"{path} was left by {dump['backend']}: replay it with "
+            f"unilab.envs.nan_guard.replay_dump(path, {dump['backend']})"
+        )
+    lines = [
+        f"after {dump['control_steps']} control steps with seed {dump['seed']}: {dump['message']}"
+    ]
     for i, row in enumerate(dump["rows"]):
-        after = MujocoBackend.replay(
+        after = backend.replay(
             dump["models"][i].numpy().tobytes(),
             dump["states"][-1, i],
             dump["ctrls"][-1, i].double(),

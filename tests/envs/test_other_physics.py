@@ -1,0 +1,247 @@
+"""The environment on somebody else's physics: carts in closed form, known by the contract alone.
+
+0011-C15 and C18 to C20.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from envs.tables import assert_bitwise_equal, drive
+from reference.carts import MASSES, TIMESTEP, AllAtOnce, Carts
+from torchrl.envs.utils import check_env_specs
+
+from unilab.backends import HostBridgeTransferPlan
+from unilab.envs import (
+    EntityCfg,
+    EntityScene,
+    EventTermCfg,
+    ManagerBasedRlEnv,
+    ManagerBasedRlEnvCfg,
+    NanGuardCfg,
+    ObservationGroupCfg,
+    ObservationTermCfg,
+    RewardTermCfg,
+    SceneCfg,
+    SceneEntityCfg,
+    TerminationTermCfg,
+    mdp,
+    writes,
+)
+from unilab.envs.nan_guard import replay_dump
+from unilab.errors import CapabilityError, ConfigError, NonFiniteError
+
+ON_CARTS = {"asset_cfg": SceneEntityCfg("carts")}
+SCENE = SceneCfg(model="", entities={"carts": EntityCfg(root_body="frame")})
+
+
+@writes("body_mass")
+def load(env, env_ids):
+    """The left cart of row ``i`` weighs ``2 + i`` kg."""
+    mass = env.scene.nominal("body_mass")[2] + env_ids.double().unsqueeze(1)
+    env.scene.write_field("body_mass", (torch.tensor([2]),), mass)
+
+
+def cfg(**changes):
+    terms = {
+        "pos": ObservationTermCfg(func=mdp.joint_pos_rel, params=ON_CARTS),
+        "vel": ObservationTermCfg(func=mdp.joint_vel_rel, params=ON_CARTS),
+        "gap": ObservationTermCfg(func=mdp.sensor_values, params={"sensor_names": ("gap",)}),
+    }
+    scatter = {"position_range": (-0.3, 0.3), "velocity_range": (-0.2, 0.2), **ON_CARTS}
+    default = ManagerBasedRlEnvCfg(
+        scene=SCENE,
+        decimation=2,
+        episode_length_s=1.2,  # 12 steps
+        actions={"push": mdp.JointEffortActionCfg(scale=3.0)},
+        observations={"obs": ObservationGroupCfg(terms=terms)},
+        rewards={"vel": RewardTermCfg(func=mdp.joint_vel_l2, weight=-1.0, params=ON_CARTS)},
+        terminations={
+            "time_out": TerminationTermCfg(func=mdp.time_out, time_out=True),
+            "derailed": TerminationTermCfg(
+                func=mdp.joint_pos_out_of_limit, params={"limit": 1.5, **ON_CARTS}
+            ),
+        },
+        events={
+            "load": EventTermCfg(func=load, mode="startup"),
+            "scatter": EventTermCfg(func=mdp.reset_joints_by_offset, mode="reset", params=scatter),
+        },
+    )
+    return replace(default, **changes)
+
+
+def carts(num_envs=4, backend=Carts, seed=0, **changes):
+    return ManagerBasedRlEnv(
+        cfg(**changes), num_envs=num_envs, seed=seed, backend=backend(num_envs)
+    )
+
+
+def test_a_rollout_is_the_closed_form():
+    env = carts()
+    data = drive(env, 40)
+    assert data["next", "terminated"].any()
+    assert data["next", "truncated"].any()
+    mass = torch.tensor([MASSES]).repeat(4, 1)
+    mass[:, 0] += torch.arange(4)
+    period = 2 * TIMESTEP
+    acceleration = 3.0 * data["action"] / mass.unsqueeze(1)
+    pos, vel = data["obs"][..., :2], data["obs"][..., 2:4]
+    after = data["next", "obs"]
+    close = {"rtol": 1e-5, "atol": 1e-5}
+    torch.testing.assert_close(after[..., 2:4], vel + acceleration * period, **close)
+    torch.testing.assert_close(
+        after[..., :2], pos + vel * period + 0.5 * acceleration * period**2, **close
+    )
+    home = Carts.default_qpos.float()
+    gap = after[..., 0] + home[0] - after[..., 1] - home[1]
+    torch.testing.assert_close(after[..., 4], gap, **close)
+    reward = -after[..., 2:4].square().sum(-1) * period
+    torch.testing.assert_close(data["next", "reward"][..., 0], reward, **close)
+
+
+def test_it_passes_check_env_specs():
+    check_env_specs(carts(), seed=0)
+
+
+# One packet a phase ------------------------------------------------------------------------------
+
+
+class FarPlan(HostBridgeTransferPlan):
+    """Publishes in memory of its own, as an accelerator does, and counts as for one."""
+
+    def __init__(self, views, sources, device):
+        super().__init__(views, sources, device)
+        self._on_host, self.packet = False, self._host.clone()
+
+
+class FarCarts(Carts):
+    def compile_host_bridge_io(self, sources, device):
+        near = super().compile_host_bridge_io(sources, device)
+        assert near.transfers == near.bytes == 0
+        views = {**self.get_state_views(), "sensor:gap": self.get_sensor_view("gap")}
+        return FarPlan(views, sources, device)
+
+
+def test_a_read_phase_is_one_transfer_however_many_terms():
+    """Steps and resets of done rows, over the same rollout with 3 and with 30 terms."""
+    few = cfg().observations["obs"].terms
+    many = {f"{name}_{i}": replace(term) for name, term in few.items() for i in range(10)}
+    for terms in (few, many):
+        env = carts(backend=FarCarts, observations={"obs": ObservationGroupCfg(terms=terms)})
+        plan, row = env.scene.plan, 5 * 4
+        root = env.reset()
+        transfers, sent = plan.transfers, plan.bytes
+        for step in range(1, 41):
+            data, root = env.step_and_maybe_reset(env.rand_action(root))
+            done = int(data["next", "done"].sum())
+            transfers, sent = transfers + 1 + (done > 0), sent + (4 + done) * row
+            assert (plan.transfers, plan.bytes) == (transfers, sent), step
+
+
+def test_terms_see_nothing_but_the_packet():
+    """With a packet in other memory than the physics the rollout is the same, bit for bit."""
+    assert_bitwise_equal(drive(carts(backend=FarCarts), 40), drive(carts(), 40))
+
+
+def test_an_accelerator_is_served_by_the_scenes_one_plan():
+    scene = EntityScene(SCENE, Carts(4), torch.device("meta"))
+    for name in ("joint_pos", "joint_vel", "joint_torque", "joint_pos"):
+        scene.declare("carts", name)
+    scene.declare_sensor("gap")
+    plan = scene.compile_tensor_reads()
+    assert scene["carts"].data.joint_pos.device.type == "meta"
+    before = plan.transfers
+    scene.read()
+    scene.read_rows(torch.tensor([1, 3]))
+    assert plan.transfers - before == 2
+    assert plan.bytes == (before * 4 + 4 + 2) * 7 * 4
+
+
+# What physics lacks ------------------------------------------------------------------------------
+
+
+def test_physics_that_resets_only_as_a_whole_is_refused_at_construction():
+    with pytest.raises(CapabilityError, match="AllAtOnce cannot reset single environments, which"):
+        carts(backend=AllAtOnce)
+
+
+def test_physics_of_another_size_is_refused_at_construction():
+    with pytest.raises(ConfigError, match="num_envs is 4, but Carts has 3"):
+        ManagerBasedRlEnv(cfg(), num_envs=4, backend=Carts(3))
+
+
+class Resident(Carts):
+    def tensor_execution(self):
+        return replace(super().tensor_execution(), kind="DEVICE_RESIDENT")
+
+
+def test_physics_on_a_device_is_refused_at_construction():
+    with pytest.raises(
+        CapabilityError, match="Resident keeps its physics on cpu: environments run"
+    ):
+        carts(backend=Resident)
+
+
+LACKS = {
+    "a parameter": (
+        {
+            "events": {
+                "mass": EventTermCfg(
+                    func=mdp.randomize_rigid_body_mass,
+                    mode="reset",
+                    params={
+                        "mass_distribution_params": (0.9, 1.1),
+                        "operation": "scale",
+                        **ON_CARTS,
+                    },
+                )
+            }
+        },
+        r"carts cannot vary 'body_inertia' \(did you mean 'body_mass'\?\)",
+    ),
+    "a sensor": (
+        {
+            "rewards": {
+                "grip": RewardTermCfg(
+                    func=mdp.sensor_values, weight=1.0, params={"sensor_names": ("gpa",)}
+                )
+            }
+        },
+        r"no sensor 'gpa' \(did you mean 'gap'\?\); add it to the model or drop the term",
+    ),
+    "a free root": (
+        {
+            "rewards": {
+                "flat": RewardTermCfg(func=mdp.flat_orientation_l2, weight=1.0, params=ON_CARTS)
+            }
+        },
+        r"entity 'carts' has no free root joint to read root_quat_w",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", LACKS)
+def test_what_physics_lacks_fails_at_construction(what):
+    changes, message = LACKS[what]
+    with pytest.raises(CapabilityError, match=message):
+        carts(**changes)
+
+
+# The guard ---------------------------------------------------------------------------------------
+
+
+def test_a_dump_is_replayed_by_the_physics_that_left_it(tmp_path):
+    env = carts(nan_guard=NanGuardCfg(output_dir=str(tmp_path)))
+    root = env.reset()
+    for _ in range(3):
+        _, root = env.step_and_maybe_reset(env.rand_action(root))
+    env.backend.get_state_views()["qvel"][2] = torch.nan
+    with pytest.raises(NonFiniteError, match=r"'carts.joint_vel': \[2\]"):
+        env.step(env.rand_action(root))
+    path = tmp_path / "nan_dump_3.pt"
+    with pytest.raises(ConfigError, match=r"left by Carts: replay it with .*replay_dump\(path, C"):
+        replay_dump(path)
+    report = replay_dump(path, Carts)
+    assert "row 2: physics is not finite after the last step, the same as then" in report

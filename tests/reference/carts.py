@@ -1,0 +1,167 @@
+"""Physics in closed form: two carts on rails, pushed by forces; a backend of another's make."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from unilab.backends import SimBackend, TensorCapabilities, TensorExecution
+from unilab.backends.base import ActuatorInfo, GeomInfo, JointInfo
+from unilab.errors import CapabilityError, ConfigError, did_you_mean
+
+MASSES = (2.0, 0.5)
+TIMESTEP = 0.05
+_NQ = 2
+
+
+def _rail(name: str, column: int) -> JointInfo:
+    cols = slice(column, column + 1)
+    return JointInfo(name=name, body=name, type="slide", qpos=cols, qvel=cols, range=(-5.0, 5.0))
+
+
+class Carts(SimBackend):
+    """``x'' = u / m`` for two carts: ``v += a dt`` and ``x += v dt + a dt^2 / 2`` are exact.
+
+    The masses may differ between environments (``body_mass``, of ``[world, frame, left, right]``);
+    their inverses, which physics uses, follow from them by ``set_const``.
+    """
+
+    timestep = TIMESTEP
+    joints = (_rail("left", 0), _rail("right", 1))
+    actuators = tuple(
+        ActuatorInfo(
+            name=f"{name}_push",
+            joint=name,
+            ctrl_range=(-4.0, 4.0),
+            force_range=(-math.inf, math.inf),
+            stiffness=0.0,
+            damping=0.0,
+        )
+        for name in ("left", "right")
+    )
+    bodies = ("world", "frame", "left", "right")
+    geoms = (GeomInfo(name="left", body="left"), GeomInfo(name="", body="right"))
+    default_qpos = torch.tensor([0.5, -0.5], dtype=torch.float64)
+    default_ctrl = torch.tensor([0.25, 0.0], dtype=torch.float64)
+
+    def __init__(self, num_envs: int) -> None:
+        self.num_envs = num_envs
+        self._rows = torch.zeros(num_envs, 7, dtype=torch.float64)
+        columns = {"qpos": 2, "qvel": 2, "ctrl": 2, "time": 1}
+        self._views = dict(zip(columns, self._rows.split([*columns.values()], 1), strict=True))
+        self._force = torch.zeros(num_envs, _NQ, dtype=torch.float64)
+        self._gap = torch.zeros(num_envs, 1, dtype=torch.float64)
+        self._mass = torch.tensor([0.0, 0.0, *MASSES]).double().repeat(num_envs, 1)
+        self._inverse = torch.zeros(num_envs, _NQ, dtype=torch.float64)
+        self.set_const()
+        everyone = torch.arange(num_envs)
+        self.set_state_tensor(
+            everyone, self.default_qpos.expand(num_envs, -1), torch.zeros(num_envs, _NQ)
+        )
+
+    def subtree(self, body: str) -> frozenset[str]:
+        below = {"world": self.bodies, "frame": self.bodies[1:]}
+        return frozenset(below.get(body, (body,)))
+
+    def tensor_execution(self) -> TensorExecution:
+        return TensorExecution(kind="HOST_BRIDGE", device=torch.device("cpu"))
+
+    def get_tensor_capabilities(self) -> TensorCapabilities:
+        return TensorCapabilities(
+            state_fields={name: view.shape[1] for name, view in self.get_state_views().items()},
+            sensors={"gap": 1},
+            selected_row_reset=True,
+            model_fields=frozenset({"body_mass"}),
+            derived_from=frozenset({"body_mass"}),
+        )
+
+    def get_state_views(self) -> Mapping[str, Tensor]:
+        return {**self._views, "qfrc_actuator": self._force}
+
+    def get_sensor_view(self, name: str) -> Tensor:
+        self.get_tensor_capabilities().require_sensor(name)
+        return self._gap
+
+    def step_tensor(self, ctrl: Tensor, nstep: int) -> None:
+        if ctrl.shape != (self.num_envs, _NQ):
+            raise ConfigError(f"ctrl has shape {tuple(ctrl.shape)}: expected {self.num_envs, _NQ}")
+        self._views["ctrl"].copy_(ctrl)
+        for _ in range(nstep):
+            self._substep()
+        self._sense(torch.arange(self.num_envs))
+
+    def _substep(self) -> None:
+        x, v, u, time = self._views.values()
+        self._force.copy_(u)
+        a = u * self._inverse
+        x += v * TIMESTEP + 0.5 * TIMESTEP**2 * a
+        v += TIMESTEP * a
+        time += TIMESTEP
+
+    def _sense(self, rows: Tensor) -> None:
+        x = self._views["qpos"][rows]
+        self._gap[rows] = x[:, :1] - x[:, 1:]
+
+    def set_state_tensor(
+        self, rows: Tensor, qpos: Tensor, qvel: Tensor, *, reset: bool = True
+    ) -> None:
+        whole = rows.ndim == 1 and rows.dtype in (torch.int32, torch.int64)
+        if not whole or qpos.shape != (len(rows), _NQ) or qvel.shape != (len(rows), _NQ):
+            raise ConfigError(f"rows {rows}, qpos {qpos.shape} and qvel {qvel.shape} do not fit")
+        if len(rows.unique()) < len(rows) or ((rows < 0) | (rows >= self.num_envs)).any():
+            raise ConfigError(f"rows {rows.tolist()} must be unique, in [0, {self.num_envs})")
+        self._views["qpos"][rows] = qpos.double()
+        self._views["qvel"][rows] = qvel.double()
+        if reset:
+            self._views["ctrl"][rows] = self.default_ctrl
+            self._views["time"][rows] = 0.0
+            self._force[rows] = self.default_ctrl
+        self._sense(rows)
+
+    def get_replay_state(self) -> Tensor:
+        return self._rows
+
+    def get_model_bytes(self, row: int) -> bytes:
+        return json.dumps(self._mass[row].tolist()).encode()
+
+    @staticmethod
+    def replay(model: bytes, state: Tensor, ctrl: Tensor, nstep: int) -> Tensor:
+        one = Carts(1)
+        one.expand("body_mass")[0] = torch.tensor(json.loads(model)).double()
+        one.set_const()
+        one._rows[0] = state
+        one.step_tensor(ctrl.unsqueeze(0), nstep)
+        return one._rows[0]
+
+    def expand(self, field: str) -> Tensor:
+        if field != "body_mass":
+            raise CapabilityError(
+                f"carts cannot vary {field!r}{did_you_mean(field, ['body_mass'])}"
+            )
+        return self._mass
+
+    def set_const(self, rows: Tensor | None = None) -> None:
+        rows = torch.arange(self.num_envs) if rows is None else rows
+        self._inverse[rows] = 1.0 / self._mass[rows, 2:]
+
+    def close(self) -> None:
+        self.__dict__.pop("_rows", None)
+
+
+class AllAtOnce(Carts):
+    """Carts that can be written only all at once."""
+
+    def get_tensor_capabilities(self) -> TensorCapabilities:
+        return replace(super().get_tensor_capabilities(), selected_row_reset=False)
+
+    def set_state_tensor(
+        self, rows: Tensor, qpos: Tensor, qvel: Tensor, *, reset: bool = True
+    ) -> None:
+        if len(rows) != self.num_envs:
+            raise ConfigError("these carts are written all at once")
+        super().set_state_tensor(rows, qpos, qvel, reset=reset)

@@ -44,6 +44,19 @@ def test_a_curriculum_runs_for_the_episodes_that_end(tmp_path):
     assert (metrics["Curriculum/log/calls"], metrics["Curriculum/log/rows"]) == (4.0, 3.0)
 
 
+def test_a_curriculum_sees_the_episodes_that_end(tmp_path):
+    """How long they were and why they ended; the state that they ended in."""
+    log = []
+
+    def look(env, env_ids):
+        if env_ids.shape[0] and env.common_step_counter:
+            done = env.termination_manager
+            log.append((env.episode_length[env_ids].tolist(), done.truncated[env_ids].tolist()))
+
+    drive(twins(tmp_path, curriculum={"look": CurriculumTermCfg(func=look)}), 5)
+    assert log == [([5] * 4, [True] * 4)]
+
+
 def test_a_reward_weight_changes_after_its_steps(tmp_path):
     change = CurriculumTermCfg(
         func=mdp.modify_reward_weight,

@@ -12,6 +12,7 @@ from unilab.envs.managers import (
     MetricsTermCfg,
     ObservationGroupCfg,
     ObservationTermCfg,
+    RecorderTermCfg,
     RewardTermCfg,
     TerminationTermCfg,
     UniformNoiseCfg,
@@ -19,6 +20,7 @@ from unilab.envs.managers import (
     writes,
 )
 from unilab.envs.nan_guard import NanGuardCfg
+from unilab.envs.recording import RecordingCfg, load_episodes
 from unilab.envs.scene import EntityScene, SceneCfg
 from unilab.envs.torch_env import TorchEnv
 
@@ -36,12 +38,15 @@ __all__ = [
     "NanGuardCfg",
     "ObservationGroupCfg",
     "ObservationTermCfg",
+    "RecorderTermCfg",
+    "RecordingCfg",
     "RewardTermCfg",
     "SceneCfg",
     "SceneEntityCfg",
     "TerminationTermCfg",
     "TorchEnv",
     "UniformNoiseCfg",
+    "load_episodes",
     "mdp",
     "reads",
     "writes",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +26,8 @@ from unilab.envs.managers import (
     MetricsTermCfg,
     ObservationGroupCfg,
     ObservationManager,
+    RecorderManager,
+    RecorderTermCfg,
     RewardManager,
     RewardTermCfg,
     TerminationManager,
@@ -33,6 +36,7 @@ from unilab.envs.managers import (
 from unilab.envs.managers.term import Term
 from unilab.envs.mdp.terminations import nan_detection
 from unilab.envs.nan_guard import NanGuard, NanGuardCfg
+from unilab.envs.recording import RecordingCfg
 from unilab.envs.scene import EntityScene, SceneCfg
 from unilab.envs.torch_env import TorchEnv
 from unilab.errors import CapabilityError, ConfigError, NonFiniteError
@@ -56,11 +60,16 @@ class ManagerBasedRlEnvCfg:
     events: dict[str, EventTermCfg] = field(default_factory=dict)
     curriculum: dict[str, CurriculumTermCfg] = field(default_factory=dict)
     metrics: dict[str, MetricsTermCfg] = field(default_factory=dict)
+    recorders: dict[str, RecorderTermCfg] = field(default_factory=dict)
+    recording: RecordingCfg = field(default_factory=RecordingCfg)
     init_at_random_ep_len: bool = False
     """Whether the first episodes begin at random points of their time, so that time limits do not
     end all environments at once for ever after."""
     nan_guard: NanGuardCfg | None = None
     """Where to keep the last states of rows that become non-finite; None keeps nothing."""
+    output_dir: str | None = None
+    """Folder of all that the environment writes: recorded episodes in ``episodes``, dumps in the
+    guard's own folder. A training run gives its own. None keeps recorded episodes in memory."""
     num_threads: int = 0
     """Physics threads; 0 takes all cores."""
 
@@ -118,6 +127,8 @@ class ManagerBasedRlEnv(TorchEnv):
         self.event_manager = EventManager(cfg.events, self)
         self.curriculum_manager = CurriculumManager(cfg.curriculum, self)
         self.metrics_manager = MetricsManager(cfg.metrics, self)
+        folder = None if cfg.output_dir is None else Path(cfg.output_dir) / "episodes"
+        self.recorder_manager = RecorderManager(cfg.recorders, cfg.recording, folder, self)
         self.event_manager.startup()
         self.scene.compile_tensor_reads()
         self._episodes = EpisodeSums(
@@ -136,10 +147,14 @@ class ManagerBasedRlEnv(TorchEnv):
         self.event_manager.prepare()
         self.curriculum_manager.prepare()
         self.metrics_manager.prepare(self._episodes["Metrics"])
+        self.recorder_manager.prepare()
         self._loses_rows = any(t.func is nan_detection for t in cfg.terminations.values())
         self._guard: NanGuard | None = None
         if cfg.nan_guard is not None:
-            self._guard = NanGuard(cfg.nan_guard, backend, self.action_manager.action_dim)
+            guard = replace(
+                cfg.nan_guard, output_dir=str(Path(cfg.output_dir or ".", cfg.nan_guard.output_dir))
+            )
+            self._guard = NanGuard(guard, backend, self.action_manager.action_dim)
         self._staggering = cfg.init_at_random_ep_len
         self._make_specs(self.action_manager.action_dim)
 
@@ -171,6 +186,8 @@ class ManagerBasedRlEnv(TorchEnv):
             raise non_finite("controls are not finite (actuator", bad)
         if self._guard is not None:
             self._guard.record(action, ctrl)
+        if self.recorder_manager.active:
+            self.recorder_manager.record_pre_step()
         self.backend.step_tensor(ctrl, self.cfg.decimation)
         self.scene.read()
         self.scene.check_finite(self._loses_rows)
@@ -207,9 +224,21 @@ class ManagerBasedRlEnv(TorchEnv):
     def _discard_reset(self) -> None:
         self.scene.discard_staged()
 
+    def _after_step(self) -> None:
+        if self.recorder_manager.active:
+            self.recorder_manager.record_post_step()
+
+    def _after_reset(self, rows: Tensor) -> None:
+        if self.recorder_manager.active:
+            self.recorder_manager.record_post_reset(rows)
+
+    def _end_episodes(self, rows: Tensor) -> None:
+        if self.recorder_manager.active:
+            self.recorder_manager.record_pre_reset(rows)
+        self.curriculum_manager.compute(rows)
+
     def _commit_reset(self, rows: Tensor) -> None:
         self.scene.commit_staged()
-        self.curriculum_manager.compute(rows)
         self._episodes.reset(rows)
         for term in self.terms:
             term.reset(rows)
@@ -245,6 +274,7 @@ class ManagerBasedRlEnv(TorchEnv):
             self.event_manager,
             self.curriculum_manager,
             self.metrics_manager,
+            self.recorder_manager,
         )
         return "\n".join(map(str, managers))
 

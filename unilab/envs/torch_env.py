@@ -78,6 +78,14 @@ class TorchEnv(EnvBase):
         """Control steps so far, over all episodes; what a curriculum goes by."""
         return self._life.control_steps
 
+    @property
+    def obs_buf(self) -> dict[str, Tensor]:
+        """The last observation of every environment by group; zeros before the first reset."""
+        return self._life.observation or {
+            group: torch.zeros(self.num_envs, width, device=self.device)
+            for group, width in self.obs_groups_spec.items()
+        }
+
     # What an environment fills in ---------------------------------------------------------------
 
     @property
@@ -111,6 +119,15 @@ class TorchEnv(EnvBase):
 
     def _discard_reset(self) -> None:
         """Drop a payload that was not written."""
+
+    def _after_step(self) -> None:
+        """Look at a step that is whole."""
+
+    def _end_episodes(self, rows: Tensor) -> None:
+        """Look at the episodes that end in some rows, before the reset writes over them."""
+
+    def _after_reset(self, rows: Tensor) -> None:
+        """Look at the episodes that have begun in some rows."""
 
     def _on_fault(self, error: BaseException) -> None:
         """Keep what may explain a failure, before the environment is given up."""
@@ -154,6 +171,7 @@ class TorchEnv(EnvBase):
                 self.episode_length.add_(1)
                 reward, terminated, truncated = self._evaluate()
                 observation = self._life.observation = self._observe()
+                self._after_step()
             except BaseException as error:
                 self._set_fault(error, "step")
         return TensorDict._new_unsafe(
@@ -197,15 +215,17 @@ class TorchEnv(EnvBase):
                 raise
             try:
                 if rows.shape[0]:
+                    self._end_episodes(rows)
                     self.episode_length.index_fill_(0, rows, 0)
                     self._commit_reset(rows)
                 fresh = self._observe(rows)
                 if not whole:
                     last = self._life.observation or self._observe(self._all_rows)
                     fresh = {k: last[k].index_copy(0, rows, value) for k, value in fresh.items()}
+                self._life.observation = fresh
+                self._after_reset(rows)
             except BaseException as error:
                 self._set_fault(error, "reset")
-        self._life.observation = fresh
         flags = torch.zeros(3, self.num_envs, 1, dtype=torch.bool, device=self.device)
         return {**fresh, **dict(zip(_FLAGS, flags, strict=True))}
 

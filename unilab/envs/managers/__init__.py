@@ -20,6 +20,7 @@ from unilab.envs.managers.observation import (
     ObservationTermCfg,
     UniformNoiseCfg,
 )
+from unilab.envs.managers.recorder import RecorderManager, RecorderTermCfg
 from unilab.envs.managers.reward import RewardManager, RewardTermCfg
 from unilab.envs.managers.term import ManagerTermBase, reads, writes
 from unilab.envs.managers.termination import TerminationManager, TerminationTermCfg
@@ -42,6 +43,8 @@ __all__ = [
     "ObservationGroupCfg",
     "ObservationManager",
     "ObservationTermCfg",
+    "RecorderManager",
+    "RecorderTermCfg",
     "RewardManager",
     "RewardTermCfg",
     "TerminationManager",

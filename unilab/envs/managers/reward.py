@@ -45,6 +45,8 @@ class RewardManager:
         self._off = [name for name in cfg if name not in active]
         self.episode_sums = torch.zeros(len(active), env.num_envs, device=env.device)
         """``[num_terms, num_envs]``, weighted sums since the episode began."""
+        self.reward = torch.zeros(env.num_envs, device=env.device)
+        """``[num_envs]``, of the last step."""
 
     def get_weight(self, name: str) -> float:
         """The weight of a term, per second."""
@@ -90,7 +92,8 @@ class RewardManager:
             NonFiniteError: names the terms and rows.
         """
         if not self._terms:
-            return torch.zeros(self._env.num_envs, device=self._env.device)
+            self.reward = torch.zeros(self._env.num_envs, device=self._env.device)
+            return self.reward
         values = torch.stack(evaluate(self._terms, self._env)).mul_(self._weights)
         reward = values.sum(0)
         if not is_finite(reward):
@@ -101,6 +104,7 @@ class RewardManager:
             }
             raise non_finite("reward terms are not finite (term", bad)
         self.episode_sums += values
+        self.reward = reward
         return reward
 
     def __str__(self) -> str:

@@ -31,6 +31,7 @@ from unilab.envs.mdp.randomization import (
     randomize_rigid_body_inertia,
     randomize_rigid_body_mass,
 )
+from unilab.envs.mdp.recorders import policy_observation, step_reward
 from unilab.envs.mdp.rewards import (
     action_l2,
     action_rate_l2,
@@ -85,6 +86,7 @@ __all__ = [
     "lin_vel_z_l2",
     "modify_reward_weight",
     "nan_detection",
+    "policy_observation",
     "projected_gravity",
     "push_by_setting_velocity",
     "randomize_actuator_gains",
@@ -99,6 +101,7 @@ __all__ = [
     "reset_root_state_uniform",
     "root_height_below_minimum",
     "sensor_values",
+    "step_reward",
     "time_out",
     "track_ang_vel_z_exp",
     "track_lin_vel_xy_exp",

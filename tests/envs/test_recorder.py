@@ -1,0 +1,284 @@
+"""Recorders: whole episodes, row by row, leave as TensorDicts; in memory or in the run's folder."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from envs.tables import ON_TWINS, act, assert_bitwise_equal, drive, twins, twins_cfg
+
+from unilab.envs import (
+    ManagerBasedRlEnv,
+    NanGuardCfg,
+    RecorderTermCfg,
+    RecordingCfg,
+    RewardTermCfg,
+    load_episodes,
+    mdp,
+)
+from unilab.errors import ConfigError, EnvFaultedError
+
+
+def term(func, mode, **params):
+    return RecorderTermCfg(func=func, mode=mode, params=params)
+
+
+TRANSITIONS = {
+    "obs": term(mdp.policy_observation, "pre_step"),
+    "action": term(mdp.last_action, "pre_step"),
+    "reward": term(mdp.step_reward, "post_step"),
+    "next_obs": term(mdp.policy_observation, "post_step"),
+}
+
+
+def test_an_episode_holds_what_the_rollout_returned(tmp_path):
+    env = twins(tmp_path, recorders=TRANSITIONS)
+    data = drive(env, 12)
+    episodes = env.recorder_manager.drain()
+    ends = data["next", "done"][..., 0]
+    assert len(episodes) == int(ends.sum()) >= 8
+    begun = [0] * 4
+    for episode in episodes:
+        row = int(episode["env_id"])
+        first, last = begun[row], begun[row] + episode["steps"].shape[0]
+        part = data[row, first:last]
+        begun[row] = last
+        assert ends[row, first:last].tolist() == [False] * (last - first - 1) + [True]
+        steps = episode["steps"]
+        assert torch.equal(steps["obs"], part["obs"])
+        assert torch.equal(steps["action"], part["action"])
+        assert torch.equal(steps["reward"], part["next", "reward"][:, 0])
+        assert torch.equal(steps["next_obs"], part["next", "obs"])
+        assert episode["terminated"] == part["next", "terminated"][-1, 0]
+        assert episode["truncated"] == part["next", "truncated"][-1, 0]
+        assert episode["complete"]
+    assert env.recorder_manager.drain() == []
+
+
+def test_each_mode_looks_at_its_moment(tmp_path):
+    """Physics as it is before and after the step, when an episode has begun and before it ends."""
+    modes = ("pre_step", "post_step", "post_reset", "pre_reset")
+    recorders = {mode: term(mdp.joint_pos_rel, mode, **ON_TWINS) for mode in modes}
+    env = twins(tmp_path, recorders=recorders)
+    data = drive(env, 5)
+    for episode in env.recorder_manager.drain():
+        part = data[int(episode["env_id"])]
+        pos, after = part["obs"][:, :2], part["next", "obs"][:, :2]
+        assert torch.equal(episode["steps", "pre_step"], pos)
+        assert torch.equal(episode["steps", "post_step"], after)
+        assert torch.equal(episode["start", "post_reset"], pos[0])
+        assert torch.equal(episode["end", "pre_reset"], after[-1])
+
+
+def test_values_of_any_shape_and_type_are_kept(tmp_path):
+    def grid(env):
+        return torch.arange(env.num_envs * 6).reshape(env.num_envs, 2, 3)
+
+    recorders = {
+        "grid": term(grid, "post_step"),
+        "late": term(mdp.time_out, "post_step"),
+        "steps": term(lambda env: env.episode_length, "pre_reset"),
+    }
+    env = twins(tmp_path, recorders=recorders)
+    drive(env, 5)
+    episode = env.recorder_manager.drain()[2]
+    assert torch.equal(
+        episode["steps", "grid"], torch.arange(12, 18).reshape(1, 2, 3).repeat(5, 1, 1)
+    )
+    assert episode["steps", "late"].tolist() == [False] * 4 + [True]
+    assert episode["end", "steps"] == 5
+
+
+def test_recorders_do_not_change_the_rollout(tmp_path):
+    recorded, plain = twins(tmp_path, recorders=TRANSITIONS), twins(tmp_path)
+    assert_bitwise_equal(drive(recorded, 12), drive(plain, 12))
+
+
+def test_only_rows_whose_episode_ends_leave(tmp_path):
+    env = twins(tmp_path, recorders=TRANSITIONS)
+    root = env.reset()
+    for _ in range(3):
+        _, root = env.step_and_maybe_reset(act(env, root))
+    mask = torch.tensor([False, True, False, True]).unsqueeze(1)
+    env.reset(root.set("_reset", mask))
+    broken_off = env.recorder_manager.drain()
+    assert [int(e["env_id"]) for e in broken_off] == [1, 3]
+    assert not any(e["terminated"] or e["truncated"] for e in broken_off)
+    env.reset()
+    left = env.recorder_manager.drain()
+    assert [int(e["env_id"]) for e in left] == [0, 2]
+    assert [e["steps"].shape[0] for e in (*broken_off, *left)] == [3, 3, 3, 3]
+
+
+# Bounds ------------------------------------------------------------------------------------------
+
+
+def test_the_first_environments_alone_can_be_recorded(tmp_path):
+    env = twins(tmp_path, recorders=TRANSITIONS, recording=RecordingCfg(num_envs=2))
+    drive(env, 5)
+    assert [int(e["env_id"]) for e in env.recorder_manager.drain()] == [0, 1]
+
+
+def test_of_a_long_episode_the_first_steps_are_kept(tmp_path):
+    env = twins(tmp_path, recorders=TRANSITIONS, recording=RecordingCfg(max_steps=3))
+    data = drive(env, 5)
+    for episode in env.recorder_manager.drain():
+        assert not episode["complete"]
+        assert torch.equal(episode["steps", "obs"], data[int(episode["env_id"]), :3]["obs"])
+
+
+def test_memory_is_bounded(tmp_path):
+    """By the episodes that were not drained, and for each environment by one episode."""
+    recording = RecordingCfg(max_episodes=5, max_steps=4)
+    env = twins(tmp_path, recorders=TRANSITIONS, recording=recording, terminations={})
+    root = env.reset()
+    for step in range(40):
+        env.step(act(env, root))
+        if step % 10 == 9:
+            root = env.reset()
+    assert len(env.recorder_manager.drain()) == 5
+    env.step(act(env, root))
+    env.reset()
+    assert len(env.recorder_manager.drain()) == 4
+    assert env.recorder_manager._steps["obs"].shape == (4, 5, 4)
+
+
+# On disk -----------------------------------------------------------------------------------------
+
+
+def test_a_run_keeps_its_episodes_in_its_folder(tmp_path):
+    kept = twins(tmp_path, recorders=TRANSITIONS)
+    data = drive(kept, 10)
+    run = tmp_path / "run"
+    env = twins(tmp_path, recorders=TRANSITIONS, output_dir=str(run))
+    assert_bitwise_equal(drive(env, 10), data)
+    assert env.recorder_manager.drain() == []
+    written, expected = load_episodes(run / "episodes"), kept.recorder_manager.drain()
+    assert len(written) == len(expected) == 8
+    for episode, other in zip(written, expected, strict=True):
+        assert_bitwise_equal(episode, other)
+        assert episode["steps"].batch_size == other["steps"].batch_size
+    assert {p.name for p in tmp_path.iterdir()} == {"twins.xml", "run"}
+    assert {p.name for p in run.iterdir()} == {"episodes"}
+
+
+def test_files_hold_tensors_and_json_alone(tmp_path):
+    env = twins(tmp_path, recorders=TRANSITIONS, output_dir=str(tmp_path / "run"))
+    drive(env, 5)
+    files = [p for p in (tmp_path / "run").rglob("*") if p.is_file()]
+    assert files
+    assert {p.suffix for p in files} == {".memmap", ".json"}
+
+
+def test_a_continued_run_numbers_on(tmp_path):
+    for _ in range(2):
+        drive(twins(tmp_path, recorders=TRANSITIONS, output_dir=str(tmp_path)), 5)
+    names = sorted(p.name for p in (tmp_path / "episodes").iterdir())
+    assert names == [f"episode_{i:06d}" for i in range(8)]
+
+
+def test_a_folder_holds_no_more_than_its_bound(tmp_path):
+    recording = RecordingCfg(max_episodes=6)
+    for _ in range(2):
+        cfg = {"recorders": TRANSITIONS, "recording": recording, "output_dir": str(tmp_path)}
+        drive(twins(tmp_path, **cfg), 5)
+    assert len(load_episodes(tmp_path / "episodes")) == 6
+
+
+def test_what_a_killed_process_left_is_no_episode(tmp_path):
+    folder = tmp_path / "episodes"
+    left = folder / ".episode_000000.tmp"
+    left.mkdir(parents=True)
+    (left / "meta.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"no recorded episode in .*give a run's 'episod"):
+        load_episodes(folder)
+    drive(twins(tmp_path, recorders=TRANSITIONS, output_dir=str(tmp_path)), 5)
+    assert len(load_episodes(folder)) == 4
+    assert not left.exists()
+
+
+def test_dumps_of_the_guard_lie_in_the_same_folder(tmp_path):
+    env = twins(tmp_path, nan_guard=NanGuardCfg(output_dir="nan"), output_dir=str(tmp_path / "run"))
+    root = act(env, env.reset())
+    env.backend.get_state_views()["qvel"][0] = torch.nan
+    with pytest.raises(ArithmeticError):
+        env.step(root)
+    assert (tmp_path / "run" / "nan" / "nan_dump_0.pt").is_file()
+
+
+def test_a_folder_that_cannot_be_written_faults_the_environment(tmp_path):
+    (tmp_path / "episodes").write_text("in the way")
+    env = twins(tmp_path, recorders=TRANSITIONS, output_dir=str(tmp_path))
+    with pytest.raises(FileExistsError):
+        drive(env, 5)
+    with pytest.raises(EnvFaultedError, match="failed earlier, in a reset after 5 control steps"):
+        env.reset()
+
+
+# What does not fit -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["../obs", "a/b", "", "a.b"])
+def test_a_name_that_is_no_file_name_is_refused(tmp_path, name):
+    with pytest.raises(ConfigError, match=r"recorder term .*: expected a name of letters and dig"):
+        twins(tmp_path, recorders={name: term(mdp.last_action, "pre_step")})
+
+
+def test_an_unknown_mode_names_the_nearest():
+    with pytest.raises(ConfigError, match=r"'pre_steps' \(did you mean 'pre_step'"):
+        term(mdp.last_action, "pre_steps")
+
+
+@pytest.mark.parametrize("name", ["num_envs", "max_steps", "max_episodes"])
+def test_a_recording_of_nothing_is_refused(name):
+    with pytest.raises(ConfigError, match=f"recording {name} is 0: give at least 1"):
+        RecordingCfg(**{name: 0})
+
+
+@pytest.mark.parametrize(
+    ("value", "given"), [(torch.zeros(3), r"a tensor of shape \(3,\)"), (1.0, "1.0")]
+)
+def test_a_term_that_does_not_fit_fails_at_construction(tmp_path, value, given):
+    with pytest.raises(
+        ConfigError, match=rf"recorder term 'bad' returned {given}: expected \[num_envs, ...\]"
+    ):
+        twins(tmp_path, recorders={"bad": term(lambda env: value, "post_step")})
+
+
+def test_an_unknown_observation_group_fails_at_construction(tmp_path):
+    bad = {"obs": term(mdp.policy_observation, "pre_step", group="critc")}
+    with pytest.raises(ConfigError, match="no observation group 'critc'"):
+        twins(tmp_path, recorders=bad)
+
+
+def test_the_table_tells_what_is_recorded_and_where(tmp_path):
+    assert "\nrecorders" in twins(tmp_path).describe()
+    env = twins(tmp_path, recorders=TRANSITIONS, output_dir=str(tmp_path))
+    lines = env.describe().splitlines()
+    assert f"recorders (4 environments, 1000 episodes in {tmp_path / 'episodes'})" in lines
+    assert any(line.split() == ["next_obs", "post_step"] for line in lines)
+
+
+def test_a_task_without_rewards_records_zeros(tmp_path):
+    cfg = replace(twins_cfg(tmp_path), rewards={}, recorders=TRANSITIONS)
+    env = ManagerBasedRlEnv(cfg, num_envs=4, seed=0)
+    drive(env, 5)
+    assert not env.recorder_manager.drain()[0]["steps", "reward"].any()
+
+
+def test_a_recorder_that_reads_what_nobody_declared_fails_at_construction(tmp_path):
+    def torque(env):
+        return env.scene["twins"].data.joint_torque
+
+    with pytest.raises(ConfigError, match=r"decorate the term with @reads\('joint_torque'\)"):
+        twins(tmp_path, recorders={"torque": term(torque, "post_step")})
+
+
+def test_rewards_may_be_recorded_term_by_term(tmp_path):
+    recorders = {"still": term(mdp.joint_vel_l2, "post_step", **ON_TWINS)}
+    rewards = {"still": RewardTermCfg(func=mdp.joint_vel_l2, weight=-1.0, params=ON_TWINS)}
+    env = twins(tmp_path, recorders={**TRANSITIONS, **recorders}, rewards=rewards)
+    drive(env, 5)
+    steps = env.recorder_manager.drain()[0]["steps"]
+    torch.testing.assert_close(steps["reward"], -steps["still"] * env.step_dt)

@@ -1,0 +1,85 @@
+"""Recorded episodes on disk: one memory-mapped TensorDict each."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from tensordict import TensorDict, TensorDictBase
+
+from unilab.errors import ConfigError
+
+_PREFIX = "episode_"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordingCfg:
+    """How much the recorders keep."""
+
+    num_envs: int | None = None
+    """Environments that are recorded, the first ones; None records all."""
+    max_steps: int | None = None
+    """Control steps that are kept of an episode, the first ones; None keeps ``episode_length_s``.
+    An environment needs the memory of an episode of this length."""
+    max_episodes: int = 1000
+    """Episodes that are kept in memory until they are drained, or in the folder in all. Later ones
+    are not recorded."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_envs", "max_steps", "max_episodes"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"recording {name} is {value}: give at least 1")
+
+
+class EpisodeFolder:
+    """A folder that recorded episodes are written to, numbered on from those that are there.
+
+    Args:
+        path: the folder; made with the first episode.
+        max_episodes: how many it may hold.
+    """
+
+    def __init__(self, path: Path, max_episodes: int) -> None:
+        self.path = path
+        self._max = max_episodes
+        self._count = len(_episodes(path))
+
+    @property
+    def full(self) -> bool:
+        """Whether no further episode fits in."""
+        return self._count >= self._max
+
+    def write(self, episode: TensorDict) -> None:
+        """Write an episode; it appears under its name once it is whole."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        partial = self.path / f".{_PREFIX}{self._count:06d}.tmp"
+        # What a killed process may have left.
+        shutil.rmtree(partial, ignore_errors=True)
+        episode.memmap(str(partial))
+        partial.rename(self.path / f"{_PREFIX}{self._count:06d}")
+        self._count += 1
+
+
+def load_episodes(path: str | Path) -> list[TensorDictBase]:
+    """The recorded episodes of a run, in the order in which they ended, memory-mapped.
+
+    Args:
+        path: the ``episodes`` folder of a run.
+
+    Returns:
+        What :meth:`unilab.envs.managers.RecorderManager.drain` gives, read from disk only where it
+        is looked at. Nothing in the folder is unpickled.
+
+    Raises:
+        ConfigError: there is no recorded episode.
+    """
+    found = _episodes(Path(path))
+    if not found:
+        raise ConfigError(f"there is no recorded episode in {path}: give a run's 'episodes' folder")
+    return [TensorDict.load_memmap(str(episode), allow_pickle=False) for episode in found]
+
+
+def _episodes(path: Path) -> list[Path]:
+    return sorted(path.glob(f"{_PREFIX}[0-9]*"))

@@ -67,6 +67,7 @@ def test_the_packaged_tasks_are_listed_and_described():
         "cartpole_swingup",
         "g1_velocity_flat",
         "go2_velocity_flat",
+        "gym/HalfCheetah-v5",
         "pendulum_swingup",
     ]
     assert registry.describe("go2_velocity_flat").startswith("Unitree Go2 follows a commanded")

@@ -14,14 +14,14 @@ from typing import Any, get_args, get_type_hints
 
 import torch
 
-from unilab.envs import ManagerBasedRlEnv, ManagerBasedRlEnvCfg, TorchEnv
+from unilab.envs import TorchEnv
 from unilab.errors import ConfigError, did_you_mean
-from unilab.tasks import TASKS
+from unilab.tasks import PORTED_TASKS, TASKS, TaskCfg
 
 __all__ = ["Dims", "EnvFactory", "describe", "dims", "factory", "make", "names", "register"]
 
-CfgFactory = Callable[[], ManagerBasedRlEnvCfg]
-_registered: dict[str, CfgFactory] = dict(TASKS)
+CfgFactory = Callable[[], TaskCfg]
+_registered: dict[str, CfgFactory] = {**TASKS, **PORTED_TASKS}
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class EnvFactory:
 
     def __call__(self) -> TorchEnv:
         cfg = _overridden(self.cfg_factory(), self.overrides, "")
-        return ManagerBasedRlEnv(cfg, num_envs=self.num_envs, device=self.device, seed=self.seed)
+        return cfg.make(num_envs=self.num_envs, device=self.device, seed=self.seed)
 
 
 def names() -> list[str]:
@@ -71,8 +71,10 @@ def register(name: str, cfg_factory: CfgFactory) -> None:
 
     Args:
         name: the task's name.
-        cfg_factory: a module-level function (so that it pickles) that returns the task's config;
-            the first line of its docstring describes the task.
+        cfg_factory: a module-level function (so that it pickles) that returns the task's config: a
+            :class:`~unilab.envs.ManagerBasedRlEnvCfg`, or any frozen dataclass with a ``make``
+            that builds its :class:`~unilab.envs.TorchEnv`; the first line of its docstring
+            describes the task.
 
     Raises:
         ConfigError: the name is taken.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from typing import Any
 
 import hydra
@@ -31,8 +32,15 @@ _OPEN = ("env.", "algo.algo_params.actor_config.")
 
 def tasks() -> list[str]:
     """Tasks that have a configuration file."""
-    folder = files(_MODULE) / "task"
-    return sorted(p.name.removesuffix(".yaml") for p in folder.iterdir() if p.name[0] not in "_.")
+    return sorted(_names(files(_MODULE) / "task"))
+
+
+def _names(folder: Traversable, prefix: str = "") -> Iterator[str]:
+    for entry in folder.iterdir():
+        if entry.is_dir() and entry.name[0] not in "_.":
+            yield from _names(entry, f"{prefix}{entry.name}/")
+        elif entry.name.endswith(".yaml"):
+            yield prefix + entry.name.removesuffix(".yaml")
 
 
 def compose(overrides: Sequence[str] = ()) -> TrainCfg:

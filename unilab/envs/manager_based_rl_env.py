@@ -79,6 +79,12 @@ class ManagerBasedRlEnvCfg:
         if not self.episode_length_s > 0.0:
             raise ConfigError(f"episode_length_s is {self.episode_length_s}: give more than 0")
 
+    def make(
+        self, *, num_envs: int, device: torch.device | str, seed: int | None
+    ) -> ManagerBasedRlEnv:
+        """Build the environment."""
+        return ManagerBasedRlEnv(self, num_envs=num_envs, device=device, seed=seed)
+
 
 class ManagerBasedRlEnv(TorchEnv):
     """A task run by managers, many environments at once.

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
-from unilab.envs import ManagerBasedRlEnvCfg
+from unilab.envs import ManagerBasedRlEnvCfg, TorchEnv
 from unilab.tasks.classic.cartpole import cartpole_swingup
 from unilab.tasks.classic.pendulum import pendulum_swingup
+from unilab.tasks.gym.half_cheetah import half_cheetah_v5
 from unilab.tasks.velocity.g1 import g1_velocity_flat
 from unilab.tasks.velocity.go2 import go2_velocity_flat
+
+
+class TaskCfg(Protocol):
+    """A task's configuration: a frozen dataclass that builds its environment."""
+
+    def make(self, *, num_envs: int, device: str, seed: int | None) -> TorchEnv:
+        """The environment."""
+        ...
+
 
 TASKS: dict[str, Callable[[], ManagerBasedRlEnvCfg]] = {
     "cartpole_swingup": cartpole_swingup,
@@ -17,3 +28,8 @@ TASKS: dict[str, Callable[[], ManagerBasedRlEnvCfg]] = {
     "pendulum_swingup": pendulum_swingup,
 }
 """Config factories by task name; the first line of a factory's docstring describes the task."""
+
+PORTED_TASKS: dict[str, Callable[[], TaskCfg]] = {
+    "gym/HalfCheetah-v5": half_cheetah_v5,
+}
+"""The same for tasks of other suites, which read their models from an installation of the suite."""

@@ -1,0 +1,1 @@
+"""Gymnasium's MuJoCo tasks, thousands at once; the models are read from an installed gymnasium."""

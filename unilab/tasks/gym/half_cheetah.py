@@ -1,0 +1,40 @@
+"""A planar cheetah runs as fast as it can."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from unilab.tasks.gym.env import GymEnv, GymEnvCfg
+
+
+@dataclass(frozen=True, kw_only=True)
+class HalfCheetahCfg(GymEnvCfg):
+    """``gym/HalfCheetah-v5``."""
+
+    def make(self, *, num_envs: int, device: torch.device | str, seed: int | None) -> HalfCheetah:
+        """Build the environment."""
+        return HalfCheetah(self, "half_cheetah.xml", 5, num_envs=num_envs, device=device, seed=seed)
+
+
+class HalfCheetah(GymEnv[HalfCheetahCfg]):
+    """Gymnasium's ``HalfCheetah-v5``."""
+
+    reward_terms = ("forward", "ctrl")
+
+    def _observation(self, data: Mapping[str, Tensor]) -> Tensor:
+        return torch.cat((data["qpos"][:, 1:], data["qvel"]), 1)
+
+    def _rewards(self, action: Tensor) -> Sequence[Tensor]:
+        return self._forward(), -self.cfg.ctrl_cost_weight * action.square().sum(1)
+
+    def _velocity_noise(self, rows: int, scale: float) -> Tensor:
+        return self._normal(rows, self.data["qvel"].shape[1], scale)
+
+
+def half_cheetah_v5() -> HalfCheetahCfg:
+    """Gymnasium's planar cheetah runs forward (6 joints, 50 s episodes)."""
+    return HalfCheetahCfg()

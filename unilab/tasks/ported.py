@@ -1,0 +1,225 @@
+"""Tasks of other suites, with the physics, observations and rewards that they have there."""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Generic, TypeVar
+
+import mujoco
+import torch
+from torch import Tensor
+from torchrl.data import Bounded
+
+from unilab.backends import MujocoBackend
+from unilab.envs import TorchEnv
+from unilab.envs.episodes import EpisodeSums
+from unilab.envs.finite import bad_rows, is_finite, non_finite
+from unilab.errors import ConfigError
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PortedEnvCfg:
+    """What every ported task can change."""
+
+    max_episode_steps: int = 1000
+    """Control steps until an episode is truncated."""
+    init_at_random_ep_len: bool = False
+    """Whether the first episodes begin at random points of their time, so that time limits do not
+    end all environments at once for ever after."""
+    num_threads: int = 0
+    """Physics threads; 0 takes all cores."""
+
+    def __post_init__(self) -> None:
+        if self.max_episode_steps < 1:
+            raise ConfigError(f"max_episode_steps is {self.max_episode_steps}: give at least 1")
+
+
+def quietly(compile_model: Callable[[], mujoco.MjModel]) -> mujoco.MjModel:
+    """A compiled model, without MuJoCo's advice to its author."""
+    # Without a handler MuJoCo prints each warning and appends it to a MUJOCO_LOG.TXT.
+    before = mujoco.get_mju_user_warning()
+    mujoco.set_mju_user_warning(_logger.debug)
+    try:
+        return compile_model()
+    finally:
+        mujoco.set_mju_user_warning(before)
+
+
+Cfg = TypeVar("Cfg", bound=PortedEnvCfg)
+
+
+class PortedEnv(TorchEnv, Generic[Cfg]):
+    """A task computed as its suite computes it: on the host, in float64, from MuJoCo's own fields.
+
+    Everything that a step publishes goes to the device in one float32 packet.
+
+    Args:
+        cfg: the task.
+        model: its compiled model.
+        decimation: physics substeps of one control step.
+        num_envs: environments in the batch, at least 1.
+        device: where observations and rewards are published.
+        seed: seed of everything that is random in the environment.
+
+    Attributes:
+        reward_terms: names of the columns of :meth:`_rewards`.
+        fields: derived fields of MuJoCo's ``mjData`` that the task reads, besides the state.
+    """
+
+    reward_terms: ClassVar[tuple[str, ...]]
+    fields: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(
+        self,
+        cfg: Cfg,
+        model: mujoco.MjModel,
+        *,
+        decimation: int,
+        num_envs: int,
+        device: torch.device | str = "cpu",
+        seed: int | None = None,
+    ) -> None:
+        self.cfg = cfg
+        backend = MujocoBackend(model, num_envs, num_threads=cfg.num_threads)
+        super().__init__(num_envs=num_envs, device=device, seed=seed)
+        self.backend = backend
+        self.decimation = decimation
+        self.step_dt = decimation * backend.timestep
+        self.max_episode_length = cfg.max_episode_steps
+        self.data: Mapping[str, Tensor] = backend.get_state_views()
+        self._episodes = EpisodeSums(
+            {
+                "Episode_Reward": self.reward_terms,
+                "Episode_Termination": ("terminated", "time_out"),
+            },
+            num_envs,
+            self.device,
+        )
+        self._staged: tuple[Tensor, Tensor, Tensor] | None = None
+        self._staggering = cfg.init_at_random_ep_len
+        self._width = self._observation(self.data).shape[1]
+        self._make_specs(len(backend.actuators))
+        low, high = (
+            torch.tensor(bound, dtype=torch.float32, device=self.device).expand(num_envs, -1)
+            for bound in zip(*(a.ctrl_range for a in backend.actuators), strict=True)
+        )
+        self.action_spec = Bounded(low, high, low.shape, device=self.device)
+
+    # What a task fills in -------------------------------------------------------------------------
+
+    @abstractmethod
+    def _observation(self, data: Mapping[str, Tensor]) -> Tensor:
+        """``[n, width]`` float64 of the rows that ``data`` holds."""
+
+    @abstractmethod
+    def _rewards(self, action: Tensor) -> Sequence[Tensor]:
+        """The reward's terms after a step, ``[num_envs]`` each, which add up to the reward.
+
+        Args:
+            action: ``[num_envs, nu]`` float64.
+        """
+
+    @abstractmethod
+    def _initial_state(self, rows: int) -> tuple[Tensor, Tensor]:
+        """Drawn ``qpos`` and ``qvel``, ``[rows, nq]`` and ``[rows, nv]`` float64."""
+
+    def _terminated(self) -> Tensor:
+        """``[num_envs]`` bool, whether episodes ended other than by time."""
+        return torch.zeros(self.num_envs, dtype=torch.bool)
+
+    def _before_step(self) -> None:
+        """Keep what :meth:`_rewards` needs of the state before a step."""
+
+    def _uniform(self, rows: int, width: int, scale: float) -> Tensor:
+        """``[rows, width]`` float64 between ``-scale`` and ``scale``."""
+        unit = torch.rand(
+            rows, width, dtype=torch.float64, device=self.device, generator=self.generator
+        )
+        return ((2.0 * unit - 1.0) * scale).cpu()
+
+    def _normal(self, rows: int, width: int, scale: float) -> Tensor:
+        """``[rows, width]`` float64 with standard deviation ``scale``."""
+        unit = torch.randn(
+            rows, width, dtype=torch.float64, device=self.device, generator=self.generator
+        )
+        return (unit * scale).cpu()
+
+    # The lifecycle --------------------------------------------------------------------------------
+
+    @property
+    def obs_groups_spec(self) -> dict[str, int]:
+        return {"obs": self._width}
+
+    def drain_metrics(self) -> dict[str, float]:
+        """Means over the episodes that ended since the last call; empty if none did.
+
+        Returns:
+            ``Episode_Reward/<term>``: sum of the term over the episode;
+            ``Episode_Termination/terminated`` and ``time_out``: share of the episodes.
+        """
+        return self._episodes.drain()
+
+    def _physics(self, action: Tensor) -> None:
+        action = action.cpu().double()
+        self._before_step()
+        self.backend.step_tensor(action, self.decimation)
+        terms = torch.stack(tuple(self._rewards(action)), 1)
+        host = torch.cat(
+            (
+                self._observation(self.data),
+                terms.sum(1, keepdim=True),
+                terms,
+                self._terminated().double().unsqueeze(1),
+            ),
+            dim=1,
+        )
+        if not is_finite(host):
+            found = host.split((self._width, 1, len(self.reward_terms), 1), 1)
+            bad = {name: bad_rows(found[i]) for i, name in enumerate(("observation", "reward"))}
+            raise non_finite("physics left non-finite values (in", bad)
+        self._packet = host.float().to(self.device)
+
+    def _evaluate(self) -> tuple[Tensor, Tensor, Tensor]:
+        _, reward, terms, terminated = self._packet.split(
+            (self._width, 1, len(self.reward_terms), 1), 1
+        )
+        truncated = self.episode_length >= self.max_episode_length
+        self._episodes.step()
+        self._episodes["Episode_Reward"].add_(terms.T)
+        ended = self._episodes["Episode_Termination"]
+        ended[0] += terminated[:, 0]
+        ended[1] += truncated
+        return reward[:, 0], terminated[:, 0].bool(), truncated
+
+    def _observe(self, rows: Tensor | None = None) -> dict[str, Tensor]:
+        if rows is None:
+            return {"obs": self._packet[:, : self._width].contiguous()}
+        ids = rows.cpu()
+        data = {name: view[ids] for name, view in self.data.items()}
+        return {"obs": self._observation(data).float().to(self.device)}
+
+    def _stage_reset(self, rows: Tensor) -> None:
+        self._staged = (rows.cpu(), *self._initial_state(rows.shape[0]))
+
+    def _discard_reset(self) -> None:
+        self._staged = None
+
+    def _commit_reset(self, rows: Tensor) -> None:
+        assert self._staged is not None
+        staged, self._staged = self._staged, None
+        self._episodes.reset(rows)
+        self.backend.set_state_tensor(*staged)
+        if self._staggering and rows.shape[0] == self.num_envs:
+            self._staggering = False
+            self.episode_length.random_(0, self.max_episode_length, generator=self.generator)
+
+    def close(self, *, raise_if_closed: bool = True) -> None:
+        """Free the physics; a second call does nothing."""
+        super().close(raise_if_closed=raise_if_closed)
+        self.data = {}
+        self.backend.close()

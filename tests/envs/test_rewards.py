@@ -28,8 +28,12 @@ TERMS = {
     "lin_vel_z_l2": RewardTermCfg(func=mdp.lin_vel_z_l2, weight=1.0),
     "ang_vel_xy_l2": RewardTermCfg(func=mdp.ang_vel_xy_l2, weight=1.0),
     "flat_orientation_l2": RewardTermCfg(func=mdp.flat_orientation_l2, weight=1.0),
+    "base_height_l2": RewardTermCfg(
+        func=mdp.base_height_l2, weight=1.0, params={"target_height": 0.4}
+    ),
     "joint_torques_l2": RewardTermCfg(func=mdp.joint_torques_l2, weight=1.0),
     "joint_vel_l2": RewardTermCfg(func=mdp.joint_vel_l2, weight=1.0),
+    "joint_deviation_l1": RewardTermCfg(func=mdp.joint_deviation_l1, weight=1.0),
     "joint_deviation_l2": RewardTermCfg(func=mdp.joint_deviation_l2, weight=1.0),
     "calves": RewardTermCfg(func=mdp.joint_deviation_l2, weight=1.0, params={"asset_cfg": CALVES}),
     "joint_pos_limits": RewardTermCfg(
@@ -83,8 +87,10 @@ def expected_terms(env: ManagerBasedRlEnv) -> dict[str, list[float]]:
             "lin_vel_z_l2": v[2] ** 2,
             "ang_vel_xy_l2": w[0] ** 2 + w[1] ** 2,
             "flat_orientation_l2": g[0] ** 2 + g[1] ** 2,
+            "base_height_l2": (qpos[2] - 0.4) ** 2,
             "joint_torques_l2": np.sum(torque**2),
             "joint_vel_l2": np.sum(rates**2),
+            "joint_deviation_l1": np.sum(np.abs(joints - home)),
             "joint_deviation_l2": np.sum((joints - home) ** 2),
             "calves": np.sum((joints - home)[2::3] ** 2),
             "joint_pos_limits": np.sum(np.maximum(np.abs(joints - middle) - half, 0.0)),

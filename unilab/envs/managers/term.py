@@ -20,18 +20,19 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def reads(*fields: str, sensors: str | None = None) -> Callable[[F], F]:
+def reads(*fields: str, sensors: str | tuple[str, ...] = ()) -> Callable[[F], F]:
     """Declare what a term reads, so that the scene's one packet carries it.
 
     Args:
         *fields: fields of the entity that the term's ``SceneEntityCfg`` parameter names
             (``"joint_pos"``, ``"root_lin_vel_b"``, ...).
-        sensors: name of the parameter that holds sensor names (a string or a sequence).
+        sensors: name of the parameter, or of each, that holds sensor names (a string or a
+            sequence).
     """
 
     def mark(func: F) -> F:
         func.reads_fields = fields  # type: ignore[attr-defined]
-        func.reads_sensors = sensors  # type: ignore[attr-defined]
+        func.reads_sensors = (sensors,) if isinstance(sensors, str) else sensors  # type: ignore[attr-defined]
         return func
 
     return mark
@@ -149,9 +150,8 @@ def bind_term(
                 scene.declare(value.name, field)
     for field in getattr(func, "writes_fields", ()):
         scene.declare_field(field)
-    sensors = getattr(func, "reads_sensors", None)
-    if sensors is not None:
-        value = bound[sensors]
+    for parameter_name in getattr(func, "reads_sensors", ()):
+        value = bound[parameter_name]
         for sensor in (value,) if isinstance(value, str) else value:
             scene.declare_sensor(sensor)
     if memory is not None:

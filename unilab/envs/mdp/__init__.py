@@ -2,6 +2,13 @@
 
 from unilab.envs.managers.action import JointEffortActionCfg, JointPositionActionCfg
 from unilab.envs.mdp.commands import UniformVelocityCommand, UniformVelocityCommandCfg
+from unilab.envs.mdp.contacts import (
+    feet_air_time,
+    feet_air_time_positive_biped,
+    feet_slide,
+    illegal_contact,
+    undesired_contacts,
+)
 from unilab.envs.mdp.curriculums import commands_vel, modify_reward_weight
 from unilab.envs.mdp.events import (
     push_by_setting_velocity,
@@ -36,9 +43,12 @@ from unilab.envs.mdp.rewards import (
     action_l2,
     action_rate_l2,
     ang_vel_xy_l2,
+    base_height_l2,
     flat_orientation_l2,
     is_alive,
     is_terminated,
+    joint_acc_l2,
+    joint_deviation_l1,
     joint_deviation_l2,
     joint_pos_limits,
     joint_torques_l2,
@@ -65,15 +75,22 @@ __all__ = [
     "ang_vel_xy_l2",
     "bad_orientation",
     "base_ang_vel",
+    "base_height_l2",
     "base_lin_vel",
     "base_pos_z",
     "commands_vel",
     "error_vel_xy",
     "error_vel_yaw",
+    "feet_air_time",
+    "feet_air_time_positive_biped",
+    "feet_slide",
     "flat_orientation_l2",
     "generated_commands",
+    "illegal_contact",
     "is_alive",
     "is_terminated",
+    "joint_acc_l2",
+    "joint_deviation_l1",
     "joint_deviation_l2",
     "joint_pos_limits",
     "joint_pos_out_of_limit",
@@ -105,4 +122,5 @@ __all__ = [
     "time_out",
     "track_ang_vel_z_exp",
     "track_lin_vel_xy_exp",
+    "undesired_contacts",
 ]

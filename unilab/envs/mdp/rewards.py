@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from unilab.envs.entity import SceneEntityCfg
-from unilab.envs.managers.term import reads
+from unilab.envs.managers.reward import RewardTermCfg
+from unilab.envs.managers.term import ManagerTermBase, reads
 
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
@@ -70,6 +71,15 @@ def flat_orientation_l2(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = _ROB
     return _sum_sq(env.scene[asset_cfg.name].data.projected_gravity_b[:, :2])
 
 
+@reads("root_pos_w")
+def base_height_l2(
+    env: ManagerBasedRlEnv, target_height: float, asset_cfg: SceneEntityCfg = _ROBOT
+) -> Tensor:
+    """Squared distance of the root's height from ``target_height`` m."""
+    error = env.scene[asset_cfg.name].data.root_pos_w[:, 2] - target_height
+    return error * error
+
+
 @reads("joint_torque")
 def joint_torques_l2(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = _ROBOT) -> Tensor:
     """Squared actuator torques during the last substep."""
@@ -81,6 +91,37 @@ def joint_torques_l2(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = _ROBOT)
 def joint_vel_l2(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = _ROBOT) -> Tensor:
     """Squared joint velocities."""
     return _sum_sq(asset_cfg.joints_of(env.scene[asset_cfg.name].data.joint_vel))
+
+
+@reads("joint_vel")
+class joint_acc_l2(ManagerTermBase):
+    """Squared joint accelerations: what velocities changed by since the last control step, a
+    second; 0 in the first step of an episode.
+    """
+
+    def __init__(self, cfg: RewardTermCfg, env: ManagerBasedRlEnv) -> None:
+        super().__init__(cfg, env)
+        asset_cfg = cfg.params["asset_cfg"]
+        home = asset_cfg.joints_of(env.scene[asset_cfg.name].data.default_joint_pos.unsqueeze(0))
+        self._last = home.new_zeros(env.num_envs, home.shape[1])
+        self._begun = torch.zeros(env.num_envs, 1, device=env.device)
+
+    def __call__(self, env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = _ROBOT) -> Tensor:
+        velocity = asset_cfg.joints_of(env.scene[asset_cfg.name].data.joint_vel)
+        acceleration = (velocity - self._last) * (self._begun / env.step_dt)
+        self._last.copy_(velocity)
+        self._begun.fill_(1.0)
+        return _sum_sq(acceleration)
+
+    def reset(self, env_ids: Tensor) -> None:
+        self._begun.index_fill_(0, env_ids, 0.0)
+
+
+@reads("joint_pos")
+def joint_deviation_l1(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = _ROBOT) -> Tensor:
+    """Distance of the joints from the home pose, summed."""
+    data = env.scene[asset_cfg.name].data
+    return asset_cfg.joints_of(data.joint_pos - data.default_joint_pos).abs().sum(1)
 
 
 @reads("joint_pos")

@@ -146,11 +146,11 @@ def test_a_list_stands_for_a_tuple_and_an_integer_for_a_float():
     env = unilab.make(
         "go2_velocity_flat",
         overrides={
-            "commands.base_velocity.lin_vel_x": [0, 1],
+            "commands.base_velocity.ranges.lin_vel_x": [0, 1],
             "observations.obs.terms.command.scale": [1, 1, 1],
         },
     )
-    assert env.cfg.commands["base_velocity"].lin_vel_x == (0.0, 1.0)
+    assert env.cfg.commands["base_velocity"].ranges.lin_vel_x == (0.0, 1.0)
     assert env.cfg.observations["obs"].terms["command"].scale == (1.0, 1.0, 1.0)
 
 
@@ -194,8 +194,8 @@ BAD_OVERRIDES = {
         r"override 'rewards.upright' is 3.0 \(float\): expected RewardTermCfg",
     ),
     "too many in a tuple": (
-        {"commands.base_velocity.lin_vel_x": [0.0, 1.0, 2.0]},
-        r"override 'commands.base_velocity.lin_vel_x' is \(0.0, 1.0, 2.0\) \(tuple\): "
+        {"commands.base_velocity.ranges.lin_vel_x": [0.0, 1.0, 2.0]},
+        r"override 'commands.base_velocity.ranges.lin_vel_x' is \(0.0, 1.0, 2.0\) \(tuple\): "
         r"expected tuple like the present \(-0.6, 1.0\)",
     ),
     "a value for a table that is left out": (

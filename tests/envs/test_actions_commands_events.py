@@ -1,8 +1,10 @@
 """Actions become controls; commands and events happen when they are due."""
 
+import math
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from envs.tables import ON_TWINS, act, go2, twins, twins_cfg
@@ -24,6 +26,10 @@ ENDLESS = {"time_out": TerminationTermCfg(func=mdp.time_out, time_out=True)}
 
 def command(**changes):
     return replace(go2_velocity_flat().commands["base_velocity"], **changes)
+
+
+def ranges(**changes):
+    return replace(command().ranges, **changes)
 
 
 # Actions -----------------------------------------------------------------------------------------
@@ -165,13 +171,68 @@ def test_the_observed_command_is_the_one_in_force():
     [
         ({"resampling_time_range": (0.0, 1.0)}, r"\(0.0, 1.0\): expected 0 < low <= high"),
         ({"resampling_time_range": (2.0, 1.0)}, r"\(2.0, 1.0\): expected 0 < low <= high"),
-        ({"lin_vel_x": (1.0, -1.0)}, r"lin_vel_x is \(1.0, -1.0\): expected \(low, high\)"),
         ({"rel_standing_envs": 1.5}, r"rel_standing_envs is 1.5: expected 0 to 1"),
+        ({"rel_heading_envs": -0.5}, r"rel_heading_envs is -0.5: expected 0 to 1"),
+        ({"heading_command": True}, r"heading_command is True and ranges.heading is None: give"),
+        (
+            {"ranges": ranges(heading=(0.0, 1.0))},
+            r"heading_command is False and ranges.heading is \(0.0, 1.0\): give the range exactly",
+        ),
     ],
 )
 def test_a_command_that_makes_no_sense_is_refused(changes, message):
     with pytest.raises(ConfigError, match=message):
         command(**changes)
+
+
+@pytest.mark.parametrize("name", ["lin_vel_x", "ang_vel_z", "heading"])
+def test_a_range_of_a_command_that_is_reversed_is_refused(name):
+    with pytest.raises(ConfigError, match=rf"{name} is \(1.0, -1.0\): expected \(low, high\)"):
+        ranges(**{name: (1.0, -1.0)})
+
+
+HEADING = {
+    "heading_command": True,
+    "heading_control_stiffness": 0.5,
+    "ranges": ranges(heading=(-math.pi, math.pi)),
+}
+
+
+def test_a_heading_command_turns_the_robot_towards_its_direction():
+    """The yaw rate is proportional to the angle left to turn, within its range."""
+    turned = EventTermCfg(
+        func=mdp.reset_root_state_uniform,
+        mode="reset",
+        params={"pose_range": {"yaw": (-3.1, 3.1)}, "velocity_range": {"yaw": (-2.0, 2.0)}},
+    )
+    facing = command(**HEADING, rel_standing_envs=0.0)
+    env = go2(64, commands={"base_velocity": facing}, events={"turned": turned})
+    root, term = env.reset(), env.command_manager.get_term("base_velocity")
+    for _ in range(4):
+        quat = env.backend.get_state_views()["qpos"][:, 3:7].numpy()
+        w, x, y, z = quat.T
+        yaw = np.arctan2(2 * (w * z + x * y), 1 - 2 * (y * y + z * z))
+        left = term._heading.numpy() - yaw
+        left = np.arctan2(np.sin(left), np.cos(left))
+        expected = np.clip(0.5 * left, -0.8, 0.8)
+        np.testing.assert_allclose(term.command[:, 2], expected, atol=1e-5)
+        np.testing.assert_allclose(root["critic"][:, 8], expected, atol=1e-5)
+        _, root = env.step_and_maybe_reset(act(env, root))
+    assert 0.1 < (np.abs(expected) < 0.8).mean() < 0.9
+
+
+def test_some_rows_face_a_direction_some_turn_as_drawn_and_some_stand():
+    shares = {"rel_heading_envs": 0.5, "rel_standing_envs": 0.25}
+    env = go2(400, commands={"base_velocity": command(**HEADING, **shares)})
+    root, term = env.reset(), env.command_manager.get_term("base_velocity")
+    before = term.command.clone()
+    env.backend.get_state_views()["qpos"][:, 3:7] = torch.tensor([0.0, 0.0, 0.0, 1.0])
+    env.step(act(env, root))
+    standing, turns = (before == 0.0).all(1), before[:, 2] != term.command[:, 2]
+
+    assert 0.15 < standing.float().mean() < 0.35
+    assert 0.25 < turns.float().mean() < 0.45
+    assert not (standing & turns).any()
 
 
 def test_an_unknown_command_names_the_nearest():
@@ -249,17 +310,59 @@ def test_an_interval_event_happens_when_it_is_due_and_only_to_its_rows():
         assert all(2 <= gap <= 11 for gap in gaps), gaps
 
 
-def test_the_packaged_push_sets_the_velocity():
+def test_the_packaged_push_adds_to_the_velocity():
     shove = EventTermCfg(
         func=mdp.push_by_setting_velocity,
         mode="interval",
         interval_range_s=(0.02, 0.02),
-        params={"velocity_range": {"x": (3.0, 3.5)}},
+        params={"velocity_range": {"x": (3.0, 3.5), "yaw": (1.0, 1.5)}},
     )
-    env = go2(4, events={"shove": shove})
-    env.step(act(env, env.reset()))
-    speed = env.backend.get_state_views()["qvel"][:, 0]
-    assert ((speed >= 3.0) & (speed <= 3.5)).all()
+    speeds = []
+    for events in ({}, {"shove": shove}):
+        env = go2(4, events=events)
+        root = act(env, env.reset())
+        env.backend.get_state_views()["qvel"][:, :6] = 0.5
+        env.step(root)
+        speeds.append(env.backend.get_state_views()["qvel"][:, :6].clone())
+    added = speeds[1] - speeds[0]
+    assert ((added[:, 0] >= 3.0) & (added[:, 0] <= 3.5)).all()
+    assert ((added[:, 5] >= 1.0) & (added[:, 5] <= 1.5)).all()
+    assert not added[:, 1:5].any()
+
+
+def test_a_reset_of_some_joints_leaves_the_others_alone(tmp_path):
+    spans = {"first": (0.1, 0.2), "second": (-0.6, -0.5)}
+    events = {
+        name: EventTermCfg(
+            func=mdp.reset_joints_by_offset,
+            mode="reset",
+            params={
+                "position_range": span,
+                "velocity_range": span,
+                "asset_cfg": SceneEntityCfg("twins", joint_names=name),
+            },
+        )
+        for name, span in spans.items()
+    }
+    env = twins(tmp_path, 50, events=events)
+    env.reset()
+    views = env.backend.get_state_views()
+    for value in (views["qpos"] - env.backend.default_qpos, views["qvel"]):
+        for column, (low, high) in zip(value.T, spans.values(), strict=True):
+            assert low - 1e-6 <= column.min() < column.max() <= high + 1e-6
+
+
+def test_a_reset_keeps_joints_within_their_limits(tmp_path):
+    far = EventTermCfg(
+        func=mdp.reset_joints_by_offset,
+        mode="reset",
+        params={"position_range": (5.0, 6.0), "velocity_range": (0.0, 0.0), **ON_TWINS},
+    )
+    env = twins(tmp_path, events={"far": far})
+    env.reset()
+    first, second = env.backend.get_state_views()["qpos"].T
+    assert first.tolist() == [3.0] * 4
+    assert (second > 5.0).all()  # has no limits
 
 
 def heavier(env, env_ids, log):

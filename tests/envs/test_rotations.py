@@ -62,3 +62,13 @@ def test_from_euler_turns_about_the_fixed_axes_x_then_y_then_z():
         mujoco.mju_euler2Quat(expected[i], angles[i].double().numpy(), "XYZ")
     quat = rotations.from_euler(*angles.unbind(1)).double()
     torch.testing.assert_close(quat, torch.from_numpy(expected), atol=1e-6, rtol=0)
+
+
+def test_heading_is_where_the_x_axis_points_seen_from_above(quats):
+    expected, forward = np.zeros(20), np.zeros(3)
+    for i in range(20):
+        mujoco.mju_rotVecQuat(forward, np.array([1.0, 0.0, 0.0]), quats[i].double().numpy())
+        expected[i] = np.arctan2(forward[1], forward[0])
+    torch.testing.assert_close(
+        rotations.heading(quats).double(), torch.from_numpy(expected), atol=1e-5, rtol=0
+    )

@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDictBase
 
 from unilab.backends import MujocoBackend
-from unilab.envs import ManagerBasedRlEnv, ManagerBasedRlEnvCfg
+from unilab.envs import ManagerBasedRlEnv, ManagerBasedRlEnvCfg, mdp
 from unilab.tasks import TASKS
 
 ROBOTS = ("go2", "g1")
@@ -57,9 +57,9 @@ def _starting(robot: str, **offset: float) -> ManagerBasedRlEnvCfg:
 def _commanding(cfg: ManagerBasedRlEnvCfg, x: float) -> ManagerBasedRlEnvCfg:
     command = replace(
         cfg.commands["base_velocity"],
-        lin_vel_x=(x, x),
-        lin_vel_y=(0.0, 0.0),
-        ang_vel_z=(0.0, 0.0),
+        ranges=mdp.UniformVelocityCommandCfg.Ranges(
+            lin_vel_x=(x, x), lin_vel_y=(0.0, 0.0), ang_vel_z=(0.0, 0.0)
+        ),
         rel_standing_envs=0.0,
     )
     return replace(cfg, commands={"base_velocity": command})
@@ -172,7 +172,7 @@ def test_commands_lie_in_the_tasks_ranges_and_use_them(robot: str) -> None:
     given = env.reset()["critic"][:, _columns(env, "critic")["command"]]
     env.close()
     command = given / torch.tensor([2.0, 2.0, 1.0])
-    term = cfg.commands["base_velocity"]
+    term = cfg.commands["base_velocity"].ranges
 
     for column, (low, high) in zip(
         command.T, (term.lin_vel_x, term.lin_vel_y, term.ang_vel_z), strict=True

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from unilab.envs.scene import EntityScene
 
 
+Patterns = str | Sequence[str]
+
+
 @dataclass(frozen=True, kw_only=True)
 class EntityCfg:
     """One articulated body of the model."""
@@ -31,16 +34,16 @@ class EntityCfg:
 class SceneEntityCfg:
     """An entity, or some of its parts, as a term's parameter.
 
-    Patterns are regular expressions, each matched against whole names.
+    Patterns are regular expressions, one or several, each matched against whole names.
     """
 
     name: str = "robot"
     """The entity's name in the scene."""
-    joint_names: tuple[str, ...] = (".*",)
-    body_names: tuple[str, ...] = (".*",)
-    geom_names: tuple[str, ...] | None = None
+    joint_names: Patterns = (".*",)
+    body_names: Patterns = (".*",)
+    geom_names: Patterns | None = None
     """None takes all geoms of the bodies, named or not."""
-    actuator_names: tuple[str, ...] | None = None
+    actuator_names: Patterns | None = None
     """None takes all actuators of the joints."""
     joint_ids: Tensor | slice = field(default_factory=lambda: slice(None))
     """Columns of the entity's joint tensors; filled in by the scene, as those below."""
@@ -191,7 +194,7 @@ class Entity:
         self.default_root_pose = backend.default_qpos[root].float().to(device)
         """``[7]``, the root's home position and quaternion; ``[0]`` for a fixed entity."""
 
-    def find_joints(self, patterns: Sequence[str]) -> list[int]:
+    def find_joints(self, patterns: Patterns) -> list[int]:
         """Indices of the joints whose whole names match, in model order.
 
         Raises:
@@ -199,7 +202,7 @@ class Entity:
         """
         return find_names(patterns, self.joint_names, f"joint of {self.name!r}")
 
-    def find_bodies(self, patterns: Sequence[str]) -> list[int]:
+    def find_bodies(self, patterns: Patterns) -> list[int]:
         """The model's numbers of the entity's bodies whose whole names match.
 
         Raises:
@@ -208,7 +211,7 @@ class Entity:
         found = find_names(patterns, self.bodies, f"body of {self.name!r}")
         return [self._model.bodies.index(self.bodies[i]) for i in found]
 
-    def find_geoms(self, patterns: Sequence[str] | None, bodies: Sequence[int]) -> list[int]:
+    def find_geoms(self, patterns: Patterns | None, bodies: Sequence[int]) -> list[int]:
         """The model's numbers of the bodies' geoms whose whole names match; None takes all.
 
         Raises:
@@ -221,7 +224,7 @@ class Entity:
         named = [self._model.geoms[i].name for i in own]
         return [own[i] for i in find_names(patterns, named, f"geom of {self.name!r}")]
 
-    def find_actuators(self, patterns: Sequence[str] | None, joints: Sequence[int]) -> list[int]:
+    def find_actuators(self, patterns: Patterns | None, joints: Sequence[int]) -> list[int]:
         """The model's numbers of the joints' actuators whose whole names match; None takes all.
 
         Raises:
@@ -282,15 +285,30 @@ class Entity:
         self._scene.staged.qvel[:, cols.start : cols.start + 3] = lin_vel_w
         self._scene.staged.qvel[:, cols.start + 3 : cols.stop] = ang_vel_b
 
-    def write_joint_state(self, pos: Tensor, vel: Tensor) -> None:
-        """Stage all joints.
+    def staged_root_velocity(self) -> Tensor:
+        """The root's velocity in the open transaction.
+
+        Returns:
+            ``[n, 6]``: linear, m/s, world frame; angular, rad/s, body frame.
+        """
+        cols = self._root().qvel
+        return self._scene.staged.qvel[:, cols.start : cols.stop]
+
+    def write_joint_state(
+        self, pos: Tensor, vel: Tensor, joint_ids: Tensor | slice = slice(None)
+    ) -> None:
+        """Stage joints.
 
         Args:
-            pos, vel: ``[n, num_joints]`` rad, rad/s.
+            pos, vel: ``[n, joints]`` rad, rad/s.
+            joint_ids: which, as ``SceneEntityCfg.joint_ids``; all by default.
         """
         staged = self._scene.staged
-        staged.qpos[:, self.joints[0].qpos.start : self.joints[-1].qpos.stop] = pos
-        staged.qvel[:, self.joints[0].qvel.start : self.joints[-1].qvel.stop] = vel
+        if isinstance(joint_ids, Tensor):
+            joint_ids = joint_ids.cpu()
+        qpos = staged.qpos[:, self.joints[0].qpos.start : self.joints[-1].qpos.stop]
+        qvel = staged.qvel[:, self.joints[0].qvel.start : self.joints[-1].qvel.stop]
+        qpos[:, joint_ids], qvel[:, joint_ids] = pos.to(qpos), vel.to(qvel)
 
     def _root(self) -> JointInfo:
         if self.root_joint is None:
@@ -298,14 +316,14 @@ class Entity:
         return self.root_joint
 
 
-def find_names(patterns: Sequence[str], names: Sequence[str], what: str) -> list[int]:
+def find_names(patterns: Patterns, names: Sequence[str], what: str) -> list[int]:
     """Indices of the names that match any pattern as a whole, in the order of ``names``.
 
     Raises:
         ConfigError: a pattern matches nothing.
     """
     found: set[int] = set()
-    for pattern in patterns:
+    for pattern in (patterns,) if isinstance(patterns, str) else patterns:
         hits = [i for i, name in enumerate(names) if re.fullmatch(pattern, name)]
         if not hits:
             raise ConfigError(

@@ -39,6 +39,19 @@ def gravity_direction(quat: Tensor) -> Tensor:
     return out.addcmul_(quat[:, :1], turned, value=-2.0)
 
 
+def heading(quat: Tensor) -> Tensor:
+    """Direction of the frame's x axis seen from above.
+
+    Args:
+        quat: ``[N, 4]`` unit quaternions, frame to world.
+
+    Returns:
+        ``[N]`` rad, from the world's x axis to the left, in [-pi, pi].
+    """
+    w, x, y, z = quat.unbind(1)
+    return torch.atan2(2.0 * (w * z + x * y), 1.0 - 2.0 * (y * y + z * z))
+
+
 def from_euler(roll: Tensor, pitch: Tensor, yaw: Tensor) -> Tensor:
     """Rotation by roll, then pitch, then yaw about the fixed axes.
 

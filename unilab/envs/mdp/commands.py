@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from unilab.envs import rotations
 from unilab.envs.managers.command import CommandTerm, CommandTermCfg
 from unilab.errors import ConfigError, did_you_mean
 
@@ -20,25 +22,50 @@ _VELOCITIES = ("lin_vel_x", "lin_vel_y", "ang_vel_z")
 
 @dataclass(frozen=True, kw_only=True)
 class UniformVelocityCommandCfg(CommandTermCfg):
-    """A planar velocity in the root frame, drawn uniformly."""
+    """A planar velocity in the root frame, drawn uniformly; or, for a share of the draws, a
+    horizontal velocity and a direction to face."""
 
-    lin_vel_x: tuple[float, float]
-    """m/s, forward."""
-    lin_vel_y: tuple[float, float]
-    """m/s, to the left."""
-    ang_vel_z: tuple[float, float]
-    """rad/s, to the left."""
+    @dataclass(frozen=True, kw_only=True)
+    class Ranges:
+        """What is drawn, lower and upper bounds."""
+
+        lin_vel_x: tuple[float, float]
+        """m/s, forward."""
+        lin_vel_y: tuple[float, float]
+        """m/s, to the left."""
+        ang_vel_z: tuple[float, float]
+        """rad/s, to the left."""
+        heading: tuple[float, float] | None = None
+        """rad, of the direction to face, in the world frame; for ``heading_command``."""
+
+        def __post_init__(self) -> None:
+            for field in fields(self):
+                bounds = getattr(self, field.name)
+                if bounds is not None and bounds[0] > bounds[1]:
+                    raise ConfigError(f"{field.name} is {bounds}: expected (low, high)")
+
+    ranges: Ranges
     rel_standing_envs: float = 0.0
     """Share of the draws that are replaced by standing still."""
+    heading_command: bool = False
+    """Whether to draw directions to face."""
+    rel_heading_envs: float = 1.0
+    """Share of the draws that face one: their yaw rate follows from it, within its range."""
+    heading_control_stiffness: float = 1.0
+    """Commanded yaw rate by the angle that is left to turn, 1/s."""
+    entity_name: str = "robot"
+    """Whose heading it is."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in _VELOCITIES:
-            low, high = getattr(self, name)
-            if low > high:
-                raise ConfigError(f"{name} is {(low, high)}: expected (low, high)")
-        if not 0.0 <= self.rel_standing_envs <= 1.0:
-            raise ConfigError(f"rel_standing_envs is {self.rel_standing_envs}: expected 0 to 1")
+        for name in ("rel_standing_envs", "rel_heading_envs"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ConfigError(f"{name} is {getattr(self, name)}: expected 0 to 1")
+        if self.heading_command != (self.ranges.heading is not None):
+            raise ConfigError(
+                f"heading_command is {self.heading_command} and ranges.heading is "
+                f"{self.ranges.heading}: give the range exactly with heading_command=True"
+            )
 
     def build(self, env: ManagerBasedRlEnv) -> UniformVelocityCommand:
         return UniformVelocityCommand(self, env)
@@ -49,14 +76,21 @@ class UniformVelocityCommand(CommandTerm):
 
     def __init__(self, cfg: UniformVelocityCommandCfg, env: ManagerBasedRlEnv) -> None:
         super().__init__(cfg, env)
-        self._ranges = {name: getattr(cfg, name) for name in _VELOCITIES}
+        self._cfg = cfg
+        self._ranges = {name: getattr(cfg.ranges, name) for name in _VELOCITIES}
         self._low, self._span = torch.zeros(2, 3, device=env.device)
         self.set_ranges()
-        self._standing = cfg.rel_standing_envs
         self._command = torch.zeros(env.num_envs, 3, device=env.device)
+        self._heading = torch.zeros(env.num_envs, device=env.device)
+        self._faces = torch.zeros(env.num_envs, dtype=torch.bool, device=env.device)
+        self._stale = False
+        if cfg.heading_command:
+            env.scene.declare(cfg.entity_name, "root_quat_w")
 
     @property
     def command(self) -> Tensor:
+        if self._stale:
+            self._steer()
         return self._command
 
     @property
@@ -86,8 +120,30 @@ class UniformVelocityCommand(CommandTerm):
         self._low.copy_(low)
         self._span.copy_(high - low)
 
+    def compute(self) -> None:
+        super().compute()
+        self._stale = self._cfg.heading_command
+
     def resample(self, rows: Tensor) -> None:
         draw = torch.rand(rows.shape[0], 4, generator=self._env.generator, device=self._env.device)
-        moving = draw[:, 3:] >= self._standing
+        moving = draw[:, 3:] >= self._cfg.rel_standing_envs
         drawn = (self._low + self._span * draw[:, :3]).mul_(moving)
         self._command.index_copy_(0, rows, drawn)
+        bounds = self._cfg.ranges.heading
+        if bounds is not None:
+            draw = draw.new_empty(2, rows.shape[0]).uniform_(generator=self._env.generator)
+            faces = (draw[0] < self._cfg.rel_heading_envs) & moving[:, 0]
+            self._faces.index_copy_(0, rows, faces)
+            self._heading.index_copy_(0, rows, bounds[0] + (bounds[1] - bounds[0]) * draw[1])
+            # The pose of a row that begins an episode is read after this.
+            self._stale = True
+
+    def _steer(self) -> None:
+        """Turn the rows that face a direction towards it."""
+        heading = rotations.heading(self._env.scene[self._cfg.entity_name].data.root_quat_w)
+        left = (self._heading - heading + math.pi).remainder(2.0 * math.pi) - math.pi
+        rate = left * self._cfg.heading_control_stiffness
+        rate = torch.clamp(rate, self._low[2], self._low[2] + self._span[2])
+        yaw = self._command[:, 2]
+        yaw.copy_(torch.where(self._faces, rate, yaw))
+        self._stale = False

@@ -53,12 +53,21 @@ def reset_joints_by_offset(
     velocity_range: Range,
     asset_cfg: SceneEntityCfg = _ROBOT,
 ) -> None:
-    """Place the joints at the home pose plus uniform offsets (rad), with uniform velocities."""
+    """Place the joints at the home pose plus uniform offsets, with uniform velocities.
+
+    Args:
+        env: the environment.
+        env_ids: ``[n]``.
+        position_range: offsets, rad; what lies past a joint's limits is put there.
+        velocity_range: velocities, rad/s.
+        asset_cfg: the entity and its ``joint_names``; the others are left alone.
+    """
     entity = env.scene[asset_cfg.name]
-    shape = (env_ids.shape[0], len(entity.joints))
-    pos = _uniform(env, shape, position_range)
-    vel = _uniform(env, shape, velocity_range)
-    entity.write_joint_state(entity.data.default_joint_pos + pos, vel)
+    data, ids = entity.data, asset_cfg.joint_ids
+    home = data.default_joint_pos[ids]
+    shape = (env_ids.shape[0], home.shape[0])
+    pos = (home + _uniform(env, shape, position_range)).clamp_(*data.joint_pos_limits[ids].T)
+    entity.write_joint_state(pos, _uniform(env, shape, velocity_range), ids)
 
 
 def push_by_setting_velocity(
@@ -67,9 +76,19 @@ def push_by_setting_velocity(
     velocity_range: dict[str, Range],
     asset_cfg: SceneEntityCfg = _ROBOT,
 ) -> None:
-    """Set the root's velocity to a uniform one: a shove."""
-    velocity = _draw(env, env_ids.shape[0], velocity_range)
-    env.scene[asset_cfg.name].write_root_velocity(velocity[:, :3], velocity[:, 3:])
+    """Change the root's velocity by a uniform one: a shove.
+
+    Args:
+        env: the environment.
+        env_ids: ``[n]``.
+        velocity_range: by axis: x, y, z in m/s, world frame; roll, pitch, yaw in rad/s, body frame;
+            0 if absent.
+        asset_cfg: the entity.
+    """
+    entity = env.scene[asset_cfg.name]
+    shove = _draw(env, env_ids.shape[0], velocity_range)
+    velocity = entity.staged_root_velocity() + shove.cpu()
+    entity.write_root_velocity(velocity[:, :3], velocity[:, 3:])
 
 
 def _draw(env: ManagerBasedRlEnv, n: int, ranges: dict[str, Range]) -> Tensor:

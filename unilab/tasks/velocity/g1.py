@@ -64,9 +64,9 @@ def g1_velocity_flat() -> ManagerBasedRlEnvCfg:
         commands={
             "base_velocity": mdp.UniformVelocityCommandCfg(
                 resampling_time_range=(5.0, 10.0),
-                lin_vel_x=(-0.3, 0.8),
-                lin_vel_y=(-0.3, 0.3),
-                ang_vel_z=(-0.6, 0.6),
+                ranges=mdp.UniformVelocityCommandCfg.Ranges(
+                    lin_vel_x=(-0.3, 0.8), lin_vel_y=(-0.3, 0.3), ang_vel_z=(-0.6, 0.6)
+                ),
                 rel_standing_envs=0.05,
             )
         },

@@ -59,9 +59,9 @@ def go2_velocity_flat() -> ManagerBasedRlEnvCfg:
         commands={
             "base_velocity": mdp.UniformVelocityCommandCfg(
                 resampling_time_range=(5.0, 10.0),
-                lin_vel_x=(-0.6, 1.0),
-                lin_vel_y=(-0.4, 0.4),
-                ang_vel_z=(-0.8, 0.8),
+                ranges=mdp.UniformVelocityCommandCfg.Ranges(
+                    lin_vel_x=(-0.6, 1.0), lin_vel_y=(-0.4, 0.4), ang_vel_z=(-0.8, 0.8)
+                ),
                 rel_standing_envs=0.05,
             )
         },

@@ -132,6 +132,7 @@ class _Deterministic(nn.Module):
         return self.actor._transform(mean)
 
 
+COMMAND = "PYTHONPATH=examples unilab train"
 SETTINGS = [
     "task=pendulum_swingup",
     "algo.algo_params.actor_config.builder=custom_actor:TwoEncoderActor",
@@ -146,8 +147,9 @@ def main(overrides: Sequence[str]) -> dict[str, float]:
     """Trains, resumes, exports what was saved and plays that; returns the evaluation's metrics."""
     cfg = compose([*SETTINGS, "training.run_dir=runs/custom_actor", *overrides])
     run = cfg.training.run_dir
-    train(cfg)
-    train(compose([f"training.resume={run}", f"algo.total_frames={2 * cfg.algo.total_frames}"]))
+    train(cfg, command=COMMAND)
+    again = [f"training.resume={run}", f"algo.total_frames={2 * cfg.algo.total_frames}"]
+    train(compose(again), command=COMMAND)
     exported = export_onnx(load_play_actor(run), f"{run}/policy.onnx")
     env = unilab.make(cfg.task, num_envs=16, seed=1, overrides=cfg.env)
     metrics = Evaluator(env, OnnxPolicy(exported.path))()

@@ -8,12 +8,9 @@ Keys and defaults: unilab/conf/flashsac/config.yaml, or `--cfg job`.
 from __future__ import annotations
 
 import torch
-from torchrl.collectors import Collector
-from torchrl.envs import InitTracker, TransformedEnv
 
 import unilab
-from unilab.collectors import PipelinedCollector
-from unilab.collectors.process import EnvProcess
+from unilab.collectors import EnvProcess, make_collector
 from unilab.conf import hydra_main
 from unilab.data import RewardNormalizer, make_replay_buffer
 from unilab.modules import FlashSACCritic, FlashSACPolicy, build_actor
@@ -80,8 +77,11 @@ def flashsac(algo: AlgoCfg, interface: Interface) -> Algorithm:
     return Algorithm(actor=actor, policy=FlashSACPolicy(actor), learner=learner)
 
 
-def train(cfg: TrainCfg) -> int:
-    """One training run from its configuration; returns the exit code."""
+def train(cfg: TrainCfg, *, command: str | None = None) -> int:
+    """One training run from its configuration; returns the exit code.
+
+    `command` is what the closing summary tells to continue with, by default this process's own.
+    """
     algo, training = cfg.algo, cfg.training
     device = training.resolve_device()
     placement = training.resolve_placement()
@@ -107,12 +107,7 @@ def train(cfg: TrainCfg) -> int:
         seed=training.seed + 1,
         overrides=cfg.env,
     )
-    groups, action_spec = eval_env.obs_groups_spec, eval_env.action_spec
-    critic_obs = "critic" if "critic" in groups else "obs"
-
-    interface = Interface(
-        obs_groups=groups, critic_obs=critic_obs, action_spec=action_spec, device=device
-    )
+    interface = Interface.of(eval_env, device)
     build = algorithm(algo.name, flashsac)  # or one that another package registered
     parts = build(algo, interface)
     buffer = make_replay_buffer(
@@ -133,7 +128,10 @@ def train(cfg: TrainCfg) -> int:
         )
     )
     identity = run_identity(
-        task=cfg.task, obs_groups=groups, critic_obs=critic_obs, actor=parts.actor
+        task=cfg.task,
+        obs_groups=interface.obs_groups,
+        critic_obs=interface.critic_obs,
+        actor=parts.actor,
     )
     state = {"learner": parts.learner, "rewards": rewards, "env": EnvTrainingState(env)}
     if training.save_replay:
@@ -146,28 +144,13 @@ def train(cfg: TrainCfg) -> int:
     run.write_config(cfg.to_dict(), **identity, device_resolution=placement.device_resolution())
     print(f"Run folder   {run.path}", flush=True)
 
-    collecting = {
-        "frames_per_batch": algo.num_envs,
-        "total_frames": frames_left,
-        "init_random_frames": algo.random_frames_left(counters.frames),
-        "track_traj_ids": False,
-        # Each batch is used up before the next: no clone to hand out.
-        "return_same_td": True,
-    }
-    collector = (
-        PipelinedCollector(env, parts.policy, placement=placement, **collecting)
-        if pipelined
-        else Collector(
-            # InitTracker marks the rows that were just reset: exploration noise restarts there.
-            TransformedEnv(env, InitTracker()),
-            parts.policy,
-            policy_device=device,
-            env_device=placement.env_device,
-            storing_device=device,
-            trust_policy=True,
-            use_buffers=False,
-            **collecting,
-        )
+    collector = make_collector(
+        env,
+        parts.policy,
+        placement=placement,
+        frames_per_batch=algo.num_envs,
+        total_frames=frames_left,
+        init_random_frames=algo.random_frames_left(counters.frames),
     )
     result = OffPolicyRunner(
         collector,
@@ -195,7 +178,7 @@ def train(cfg: TrainCfg) -> int:
             total_frames=algo.total_frames,
             minutes=result.minutes,
             metrics=result.metrics,
-            command=started_as(),
+            command=command or started_as(),
         )
     )
     return result.exit_code

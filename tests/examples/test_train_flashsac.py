@@ -194,19 +194,3 @@ def test_ctrl_c_saves_and_leaves_with_a_summary(tmp_path):
     assert f"Stopped at 0%: {frames:,} steps" in out
     assert out.rstrip().endswith("training.resume=run")
     assert [p.name for p in tmp_path.iterdir()] == ["run"]
-
-
-def test_batches_of_the_collector_do_not_share_memory(script, tmp_path, monkeypatch):
-    batches = []
-    collect = script.Collector
-
-    class Recording(collect):
-        def __iter__(self):
-            for batch in super().__iter__():
-                batches.append((batch, batch.clone()))
-                yield batch
-
-    monkeypatch.setattr(script, "Collector", Recording)
-    script.train(compose([*TINY, f"training.run_dir={tmp_path / 'run'}"]))
-    assert len(batches) == 160 / 4
-    assert all((batch == as_it_was).all() for batch, as_it_was in batches)

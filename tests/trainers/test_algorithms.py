@@ -14,6 +14,7 @@ from tensordict.nn import TensorDictModule, TensorDictSequential
 from torchrl.modules import MLP, AdditiveGaussianModule, ValueOperator
 from torchrl.objectives import DDPGLoss, SoftUpdate
 
+import unilab
 from unilab.conf import compose
 from unilab.errors import CheckpointError, ConfigError
 from unilab.trainers import Algorithm, Interface, algorithm, algorithms, register_algorithm
@@ -139,3 +140,15 @@ def test_an_algorithm_that_is_not_registered_is_refused(registered):
         algorithm("ddpgg", ddpg)
     with pytest.raises(ConfigError, match=r"must be one of flashsac, ddpg"):
         compose(["task=pendulum_swingup", "algo.name=sac_x"])
+
+
+@pytest.mark.parametrize(
+    ("task", "critic_obs"), [("pendulum_swingup", "obs"), ("go2_velocity_flat", "critic")]
+)
+def test_the_critic_reads_its_own_group_where_the_environment_has_one(task, critic_obs):
+    env = unilab.make(task, num_envs=2, seed=0)
+    interface = Interface.of(env, torch.device("cpu"))
+    assert interface.critic_obs == critic_obs
+    assert interface.obs_groups == env.obs_groups_spec
+    assert interface.action_spec == env.action_spec
+    env.close()

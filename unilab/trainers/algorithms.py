@@ -10,6 +10,7 @@ import torch
 from tensordict.nn import TensorDictModuleBase
 from torch import nn
 from torchrl.data import TensorSpec
+from torchrl.envs import EnvBase
 
 from unilab.errors import ConfigError, did_you_mean
 from unilab.trainers.runner import Learner
@@ -32,6 +33,22 @@ class Interface:
     """The environment's actions ``[num_envs, A]`` with their range."""
     device: torch.device
     """Where the learner is."""
+
+    @classmethod
+    def of(cls, env: EnvBase, device: torch.device) -> Interface:
+        """What an environment of unilab shows; a critic reads ``critic`` where it has that group.
+
+        Args:
+            env: publishes ``obs_groups_spec``.
+            device: where the learner is.
+        """
+        groups: dict[str, int] = env.obs_groups_spec
+        return cls(
+            obs_groups=groups,
+            critic_obs="critic" if "critic" in groups else "obs",
+            action_spec=env.action_spec,
+            device=device,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

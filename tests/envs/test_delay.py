@@ -136,14 +136,95 @@ def test_action_lags_differ_between_environments_and_terms(tmp_path):
 
 
 def test_the_same_seed_draws_the_same_lags():
-    actions = {"joint_pos": mdp.JointPositionActionCfg(scale=0.6, delay_max_lag=2)}
-    terms = {"pos": ObservationTermCfg(func=mdp.joint_pos_rel, delay_max_lag=3, history_length=2)}
+    lag = {"delay_max_lag": 2, "delay_update_period": 2, "delay_hold_prob": 0.3}
+    actions = {"joint_pos": mdp.JointPositionActionCfg(scale=0.6, **lag)}
+    terms = {
+        "pos": ObservationTermCfg(func=mdp.joint_pos_rel, delay_max_lag=3, history_length=2),
+        "vel": ObservationTermCfg(func=mdp.joint_vel_rel, **lag),
+    }
     observations = {"obs": ObservationGroupCfg(terms=terms)}
     rollouts = [
         drive(go2(6, 3, actions=actions, observations=observations, episode_length_s=0.2), 15)
         for _ in range(2)
     ]
     assert_bitwise_equal(*rollouts)
+
+
+# Lags that change within an episode --------------------------------------------------------------
+
+
+def lags(folder, steps=40, num_envs=64, **term):
+    """The lag of the clock at each step, ``[steps, num_envs]``, in one long episode."""
+    group = ObservationGroupCfg(terms={"clock": ObservationTermCfg(func=clock, **term)})
+    env = twins(folder, num_envs, observations={"obs": group}, terminations={})
+    shown = seen(env, steps + 3)[3:, :, 0]
+    return torch.arange(3, steps + 3).unsqueeze(1) - shown
+
+
+def test_a_lag_is_drawn_anew_after_its_period_at_a_phase_of_each_environment(tmp_path):
+    late = lags(tmp_path, delay_max_lag=3, delay_update_period=4)
+    assert set(late.unique().tolist()) == {0.0, 1.0, 2.0, 3.0}
+    changed, phases = late[1:] != late[:-1], set()
+    assert 0.7 < 4 * changed.float().mean() < 0.8  # of four values one is the same again
+    for row in changed.T:
+        steps = row.nonzero().flatten()
+        assert len((steps % 4).unique()) == 1
+        phases.add(int(steps[0] % 4))
+    assert phases == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("period", [0, 1])
+def test_a_period_of_a_step_draws_in_every_step(tmp_path, period):
+    late = lags(tmp_path, delay_max_lag=3, delay_update_period=period)
+    changed = (late[1:] != late[:-1]).float().mean()
+    assert 0.7 < changed < 0.8  # a draw gives the same lag again once in four times
+
+
+@pytest.mark.parametrize(("hold", "low", "high"), [(0.6, 0.25, 0.35), (1.0, 0.0, 0.0)])
+def test_a_draw_may_leave_the_lag_as_it_is(tmp_path, hold, low, high):
+    late = lags(tmp_path, delay_max_lag=3, delay_update_period=1, delay_hold_prob=hold)
+    assert low <= (late[1:] != late[:-1]).float().mean() <= high
+    assert len(late[0].unique()) == 4
+
+
+def test_a_history_repeats_what_was_shown(tmp_path):
+    """Each frame with the lag of its own step."""
+    group = ObservationGroupCfg(
+        terms={
+            "clock": ObservationTermCfg(
+                func=clock, delay_max_lag=3, delay_update_period=1, history_length=3
+            )
+        }
+    )
+    shown = seen(twins(tmp_path, 16, observations={"obs": group}, terminations={}), 20)
+    assert torch.equal(shown[1:, :, :4], shown[:-1, :, 2:])
+    assert (shown[1:, :, 4] < shown[:-1, :, 4]).any()  # an older value after a newer one
+
+
+def test_terms_redraw_each_for_itself(tmp_path):
+    terms = {
+        "kept": ObservationTermCfg(func=clock, delay_max_lag=3),
+        "drawn": ObservationTermCfg(func=clock, delay_max_lag=3, delay_update_period=5),
+    }
+    group = ObservationGroupCfg(terms=terms)
+    shown = seen(twins(tmp_path, 32, observations={"obs": group}, terminations={}), 30)
+    late = torch.arange(30).unsqueeze(1) - shown[:, :, 0]
+    assert (late[3:] == late[3]).all()
+    late = torch.arange(30).unsqueeze(1) - shown[:, :, 2]
+    assert (late[3:] != late[3]).any(0).float().mean() > 0.9
+
+
+def test_the_lag_of_an_action_may_change_too(tmp_path):
+    late = mdp.JointEffortActionCfg(delay_max_lag=2, delay_update_period=3)
+    env = twins(tmp_path, 32, actions={"effort": late}, terminations={})
+    root, applied = env.reset(), []
+    for value in range(1, 31):
+        env.step(act(env, root, value / 100))
+        applied.append(env.backend.get_state_views()["ctrl"][:, 0].clone())
+    lag = torch.arange(1, 31).unsqueeze(1) - 100 * torch.stack(applied)
+    changes = (lag[3:] - lag[2:-1]).abs() > 0.5
+    assert changes.any(0).float().mean() > 0.9
+    assert set(lag[2:].round().unique().tolist()) == {0.0, 1.0, 2.0}
 
 
 def test_a_buffer_without_history_and_lag_shows_the_present():
@@ -154,6 +235,27 @@ def test_a_buffer_without_history_and_lag_shows_the_present():
 
 
 BAD_LAG = r"has delay_min_lag {} and delay_max_lag {}: expected 0 <= min <= max, in control steps"
+
+
+@pytest.mark.parametrize(
+    ("term", "message"),
+    [
+        ({"delay_update_period": -1}, "has delay_update_period -1: give 0 or more"),
+        (
+            {"delay_update_period": 2, "delay_hold_prob": 1.5},
+            "has delay_hold_prob 1.5: give 0 to 1",
+        ),
+        (
+            {"delay_hold_prob": 0.5},
+            r"has delay_hold_prob 0.5 and keeps its lag .*: give a delay_update_period",
+        ),
+    ],
+)
+def test_redraws_of_no_sense_fail_at_construction(tmp_path, term, message):
+    with pytest.raises(ConfigError, match=rf"\(obs\) term 'clock' {message}"):
+        clocked(tmp_path, delay_max_lag=2, **term)
+    with pytest.raises(ConfigError, match=f"action term 'e' {message}"):
+        twins(tmp_path, actions={"e": mdp.JointEffortActionCfg(delay_max_lag=2, **term)})
 
 
 @pytest.mark.parametrize(("low", "high"), [(2, 1), (-1, 1)])

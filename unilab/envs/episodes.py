@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from unilab.errors import ConfigError
+
 
 class EpisodeSums:
     """Sums over each environment's episode, and over all episodes that ended since the last look.
@@ -16,6 +18,9 @@ class EpisodeSums:
         per_step: blocks that are averaged over the steps of the episodes, not over the episodes.
         num_envs: environments in the batch.
         device: where the sums live.
+
+    Raises:
+        ConfigError: two have one tag.
     """
 
     def __init__(
@@ -26,6 +31,9 @@ class EpisodeSums:
         per_step: Collection[str] = (),
     ) -> None:
         self._tags = [f"{block}/{name}" for block, members in names.items() for name in members]
+        twice = sorted({tag for tag in self._tags if self._tags.count(tag) > 1})
+        if twice:
+            raise ConfigError(f"two terms are logged as {', '.join(twice)}: rename one")
         self._per_step = [block in per_step for block, members in names.items() for _ in members]
         # The last two rows: the steps of the episode, and 1 as soon as it has begun.
         self._running = torch.zeros(len(self._tags) + 2, num_envs, device=device)

@@ -41,3 +41,20 @@ def bad_rows(value: Tensor, shown: int = 8) -> list[int]:
     """
     bad = ~torch.isfinite(value)
     return bad.reshape(len(value), -1).any(1).nonzero().flatten()[:shown].tolist()
+
+
+def require_finite(what: str, names: Sequence[str], values: Tensor) -> None:
+    """One reduction over the values of several terms.
+
+    Args:
+        what: the beginning of the message.
+        names: the terms.
+        values: ``[len(names), num_envs]``.
+
+    Raises:
+        NonFiniteError: names the terms and rows.
+    """
+    if is_finite(values):
+        return
+    bad = {n: rows for n, value in zip(names, values, strict=True) if (rows := bad_rows(value))}
+    raise non_finite(what, bad)

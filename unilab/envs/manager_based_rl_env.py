@@ -12,7 +12,7 @@ from torch import Tensor
 from unilab.backends import MujocoBackend, SimBackend
 from unilab.envs.deployment import deployment_metadata
 from unilab.envs.episodes import EpisodeSums
-from unilab.envs.finite import bad_rows, is_finite, non_finite
+from unilab.envs.finite import require_finite
 from unilab.envs.managers import (
     ActionManager,
     ActionTermCfg,
@@ -121,6 +121,7 @@ class ManagerBasedRlEnv(TorchEnv):
         _check_backend(backend, num_envs)
         super().__init__(num_envs=num_envs, device=device, seed=seed)
         self.backend = backend
+        self._actuators = [actuator.name for actuator in backend.actuators]
         self.step_dt = cfg.decimation * backend.timestep
         self.max_episode_length = max(1, round(cfg.episode_length_s / self.step_dt))
         self.scene = EntityScene(cfg.scene, backend, self.device)
@@ -137,11 +138,13 @@ class ManagerBasedRlEnv(TorchEnv):
         self.recorder_manager = RecorderManager(cfg.recorders, cfg.recording, folder, self)
         self.event_manager.startup()
         self.scene.compile_tensor_reads()
+        self.command_manager.prepare()
+        tracked, measured = self.command_manager.metric_names, self.metrics_manager.term_names
         self._episodes = EpisodeSums(
             {
                 "Episode_Reward": self.reward_manager.term_names,
                 "Episode_Termination": self.termination_manager.term_names,
-                "Metrics": self.metrics_manager.term_names,
+                "Metrics": [*tracked, *measured],
             },
             num_envs,
             self.device,
@@ -152,7 +155,9 @@ class ManagerBasedRlEnv(TorchEnv):
         self.termination_manager.prepare(self._episodes["Episode_Termination"])
         self.event_manager.prepare()
         self.curriculum_manager.prepare()
-        self.metrics_manager.prepare(self._episodes["Metrics"])
+        errors, values = self._episodes["Metrics"].split([len(tracked), len(measured)])
+        self.command_manager.metric_sums = errors
+        self.metrics_manager.prepare(values)
         self.recorder_manager.prepare()
         self._loses_rows = any(t.func is nan_detection for t in cfg.terminations.values())
         self._guard: NanGuard | None = None
@@ -175,7 +180,8 @@ class ManagerBasedRlEnv(TorchEnv):
             ``Episode_Reward/<term>``: weighted sum of the term over the episode, by
             ``episode_length_s`` (an episode that ends early counts what it missed as 0);
             ``Episode_Termination/<term>``: share of the episodes that the term ended;
-            ``Metrics/<term>``: mean over the steps of the episodes;
+            ``Metrics/<term>`` and ``Metrics/<command>/<name>``: mean over the steps of the
+            episodes;
             ``Curriculum/<term>``: as the term returned it last, in every call.
         """
         per_second = 1.0 / self.cfg.episode_length_s
@@ -186,10 +192,7 @@ class ManagerBasedRlEnv(TorchEnv):
 
     def _physics(self, action: Tensor) -> None:
         ctrl = self.action_manager.process(action)
-        if not is_finite(ctrl):
-            names = [actuator.name for actuator in self.backend.actuators]
-            bad = {n: rows for n, c in zip(names, ctrl.T, strict=True) if (rows := bad_rows(c))}
-            raise non_finite("controls are not finite (actuator", bad)
+        require_finite("controls are not finite (actuator", self._actuators, ctrl.T)
         if self._guard is not None:
             self._guard.record(action, ctrl)
         if self.recorder_manager.active:

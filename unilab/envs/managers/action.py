@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from unilab.envs.entity import find_names
-from unilab.envs.managers.delay import DelayBuffer, Recall, check_lags
+from unilab.envs.managers.delay import DelayBuffer, DelayCfg, Recall
 from unilab.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,17 +18,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActionTermCfg:
+class ActionTermCfg(DelayCfg):
     """Actuators driven by a block of action columns: ``ctrl = offset + scale * action``."""
 
     actuator_names: tuple[str, ...] = (".*",)
     """Regular expressions, each matched against whole actuator names."""
     scale: float | dict[str, float] = 1.0
     """Factor for all, or by pattern of actuator names."""
-    delay_min_lag: int = 0
-    """Fewest control steps by which actions take effect late."""
-    delay_max_lag: int = 0
-    """Most control steps; each environment draws its lag when an episode begins."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +65,7 @@ class ActionManager:
         offsets: list[float] = []
         recalls: list[Recall] = []
         for name, term in cfg.items():
-            check_lags(f"action term {name!r}", term.delay_min_lag, term.delay_max_lag)
+            term.check_delay(f"action term {name!r}")
             found = find_names(term.actuator_names, names, "actuator")
             taken = [names[i] for i in found if i in ids]
             if taken:
@@ -82,9 +78,7 @@ class ActionManager:
             if missing:
                 raise ConfigError(f"action term {name!r} has no scale for {missing}")
             home = isinstance(term, JointPositionActionCfg) and term.use_default_offset
-            recalls.append(
-                Recall(width=len(found), min_lag=term.delay_min_lag, max_lag=term.delay_max_lag)
-            )
+            recalls.append(Recall(width=len(found), delay=term))
             ids += found
             scales += [by_id[i] for i in found]
             offsets += [float(env.backend.default_ctrl[i]) if home else 0.0 for i in found]

@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
+from unilab.envs.finite import require_finite
 from unilab.envs.managers.countdown import Countdown
+from unilab.envs.managers.term import check_scalar
 from unilab.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -51,6 +54,15 @@ class CommandTerm(ABC):
     def resample(self, rows: Tensor) -> None:
         """Draw new commands for some environments."""
 
+    def metrics(self) -> dict[str, Tensor]:
+        """How well the command in force is followed, ``[num_envs]`` float32 each.
+
+        Asked for in every step, before a new command is drawn. The means over the steps of ended
+        episodes are logged as ``Metrics/<command>/<name>``. What it reads of an entity is to be
+        declared in ``__init__`` with ``env.scene.declare(entity, field)``.
+        """
+        return {}
+
     def reset(self, rows: Tensor) -> None:
         """Begin an episode: new commands and new intervals."""
         self._resampling.restart(rows)
@@ -72,7 +84,30 @@ class CommandManager:
     """
 
     def __init__(self, cfg: Mapping[str, CommandTermCfg], env: ManagerBasedRlEnv) -> None:
+        self._env = env
         self._terms = {name: term.build(env) for name, term in cfg.items()}
+        self.metric_names: list[str] = []
+        """``<command>/<name>`` of every metric."""
+        self.metric_sums = torch.zeros(0, env.num_envs, device=env.device)
+        """``[num_metrics, num_envs]``, sums since the episode began; emptied by their owner."""
+
+    def prepare(self) -> None:
+        """Ask for every metric once and check it; call after the first read.
+
+        Raises:
+            ConfigError: a metric of another shape or type.
+        """
+        for name, value in self._metrics().items():
+            check_scalar("command metric", name, value, (self._env.num_envs,))
+            self.metric_names.append(name)
+
+    def _metrics(self) -> dict[str, Tensor]:
+        with torch.inference_mode():
+            return {
+                f"{name}/{key}": value
+                for name, term in self._terms.items()
+                for key, value in term.metrics().items()
+            }
 
     @property
     def terms(self) -> Mapping[str, CommandTerm]:
@@ -102,7 +137,15 @@ class CommandManager:
             ) from None
 
     def compute(self) -> None:
-        """Advance every command by one control step."""
+        """Add up the metrics and advance every command by one control step.
+
+        Raises:
+            NonFiniteError: names the metrics and rows.
+        """
+        if self.metric_names:
+            values = torch.stack([*self._metrics().values()])
+            require_finite("command metrics are not finite (metric", self.metric_names, values)
+            self.metric_sums += values
         for term in self._terms.values():
             term.compute()
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from unilab.envs.finite import bad_rows, is_finite, non_finite
+from unilab.envs.finite import require_finite
 from unilab.envs.managers.term import bind_term, check_scalar, evaluate
 
 if TYPE_CHECKING:
@@ -60,13 +60,7 @@ class MetricsManager:
         if not self._terms:
             return
         values = torch.stack(evaluate(self._terms, self._env))
-        if not is_finite(values):
-            bad = {
-                term.name: rows
-                for term, value in zip(self._terms, values, strict=True)
-                if (rows := bad_rows(value))
-            }
-            raise non_finite("metrics are not finite (term", bad)
+        require_finite("metrics are not finite (term", self.term_names, values)
         self._sums.add_(values)
 
     def __str__(self) -> str:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from unilab.envs.finite import bad_rows, is_finite, non_finite
-from unilab.envs.managers.delay import DelayBuffer, Recall, check_lags
+from unilab.envs.managers.delay import DelayBuffer, DelayCfg, Recall
 from unilab.envs.managers.term import Term, bind_term, check_shape, evaluate
 from unilab.errors import ConfigError, NonFiniteError, did_you_mean
 
@@ -34,7 +34,7 @@ class UniformNoiseCfg:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ObservationTermCfg:
+class ObservationTermCfg(DelayCfg):
     """One block of columns of an observation group."""
 
     func: Callable[..., Tensor]
@@ -46,10 +46,6 @@ class ObservationTermCfg:
     """Bounds in the term's own unit, applied after the noise."""
     scale: float | tuple[float, ...] = 1.0
     """Factor, or one for each column, applied after the clip."""
-    delay_min_lag: int = 0
-    """Fewest control steps by which the term is late."""
-    delay_max_lag: int = 0
-    """Most control steps; each environment draws its lag when an episode begins."""
     history_length: int = 0
     """How many of the last values are shown, oldest first; 0 and 1 show the present one alone."""
 
@@ -231,16 +227,11 @@ def _recall(
 ) -> Recall:
     """How much of a term the group shows."""
     label = f"observation ({group}) term {name!r}"
-    check_lags(label, term.delay_min_lag, term.delay_max_lag)
+    term.check_delay(label)
     length = term.history_length if cfg.history_length is None else cfg.history_length
     if length < 0:
         raise ConfigError(f"{label} has history_length {length}: give 0 or more")
-    return Recall(
-        width=width,
-        min_lag=term.delay_min_lag,
-        max_lag=term.delay_max_lag,
-        frames=max(1, length),
-    )
+    return Recall(width=width, delay=term, frames=max(1, length))
 
 
 def _columns(group: str, name: str, cfg: ObservationTermCfg, width: int) -> Tensor:

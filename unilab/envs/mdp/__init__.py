@@ -15,7 +15,6 @@ from unilab.envs.mdp.events import (
     reset_joints_by_offset,
     reset_root_state_uniform,
 )
-from unilab.envs.mdp.metrics import error_vel_xy, error_vel_yaw
 from unilab.envs.mdp.observations import (
     base_ang_vel,
     base_lin_vel,
@@ -79,8 +78,6 @@ __all__ = [
     "base_lin_vel",
     "base_pos_z",
     "commands_vel",
-    "error_vel_xy",
-    "error_vel_yaw",
     "feet_air_time",
     "feet_air_time_positive_biped",
     "feet_slide",

@@ -54,7 +54,7 @@ class UniformVelocityCommandCfg(CommandTermCfg):
     heading_control_stiffness: float = 1.0
     """Commanded yaw rate by the angle that is left to turn, 1/s."""
     entity_name: str = "robot"
-    """Whose heading it is."""
+    """Who is to follow it; needs a free root joint."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -77,6 +77,9 @@ class UniformVelocityCommand(CommandTerm):
     def __init__(self, cfg: UniformVelocityCommandCfg, env: ManagerBasedRlEnv) -> None:
         super().__init__(cfg, env)
         self._cfg = cfg
+        for name in ("root_lin_vel_b", "root_ang_vel_b"):
+            env.scene.declare(cfg.entity_name, name)
+        self._robot = env.scene[cfg.entity_name].data
         self._ranges = {name: getattr(cfg.ranges, name) for name in _VELOCITIES}
         self._low, self._span = torch.zeros(2, 3, device=env.device)
         self.set_ranges()
@@ -123,6 +126,15 @@ class UniformVelocityCommand(CommandTerm):
     def compute(self) -> None:
         super().compute()
         self._stale = self._cfg.heading_command
+
+    def metrics(self) -> dict[str, Tensor]:
+        """``error_vel_xy`` (m/s) and ``error_vel_yaw`` (rad/s): distances from the command."""
+        off_xy = self.command[:, :2] - self._robot.root_lin_vel_b[:, :2]
+        off_yaw = self.command[:, 2] - self._robot.root_ang_vel_b[:, 2]
+        return {
+            "error_vel_xy": torch.linalg.vector_norm(off_xy, dim=1),
+            "error_vel_yaw": off_yaw.abs(),
+        }
 
     def resample(self, rows: Tensor) -> None:
         draw = torch.rand(rows.shape[0], 4, generator=self._env.generator, device=self._env.device)

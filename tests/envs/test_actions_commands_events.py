@@ -115,6 +115,10 @@ BAD_ACTIONS = {
         {"e": mdp.JointEffortActionCfg(), "f": mdp.JointEffortActionCfg(actuator_names=("fir.*",))},
         r"action term 'f' drives \['first_motor'\], as an earlier term does",
     ),
+    "scale of nothing": (
+        {"e": mdp.JointEffortActionCfg(scale=float("nan"))},
+        r"action term 'e' has scale nan: give numbers",
+    ),
     "no scale": (
         {"e": mdp.JointEffortActionCfg(scale={"first.*": 1.0})},
         r"action term 'e' has no scale for \['second_motor'\]",
@@ -442,7 +446,7 @@ def test_an_event_of_no_sense_is_refused(arguments, message):
     [
         (lambda env: torch.zeros(env.num_envs), r"torch.float32 of shape \(4,\)"),
         (lambda env: torch.zeros(4, 1, dtype=torch.bool), r"torch.bool of shape \(4, 1\)"),
-        (lambda env: torch.zeros(2, dtype=torch.bool), r"a tensor of shape \(2,\)"),
+        (lambda env: torch.zeros(2, dtype=torch.bool), r"torch.bool of shape \(2,\)"),
     ],
 )
 def test_a_termination_of_the_wrong_shape_or_type_fails_at_construction(tmp_path, func, given):

@@ -123,6 +123,69 @@ def test_a_reset_mask_of_another_kind_is_refused(tmp_path, mask, given):
         env.reset(root)
 
 
+def test_rows_may_be_named_in_any_order(tmp_path):
+    """0011-C14: the same as their mask."""
+    by_rows, by_mask = twins(tmp_path), twins(tmp_path)
+    for env in (by_rows, by_mask):
+        drive(env, 3)
+    mask = torch.tensor([True, False, True, True]).unsqueeze(1)
+    begun = by_rows.reset(env_ids=torch.tensor([3, 0, 2]))
+    other = by_mask.reset(TensorDict({"_reset": mask, **by_mask.obs_buf}, [4]))
+    assert torch.equal(begun["obs"], other["obs"])
+    assert by_rows.episode_length.tolist() == [0, 3, 0, 0]
+    assert torch.equal(physics_state(by_rows), physics_state(by_mask))
+    every = by_rows.reset(env_ids=torch.tensor([1, 3, 2, 0]))
+    assert torch.equal(every["obs"], by_rows.obs_buf["obs"])
+    pos = by_rows.backend.get_state_views()["qpos"] - by_rows.backend.default_qpos
+    torch.testing.assert_close(every["obs"][:, :2], pos.float(), rtol=0, atol=1e-6)
+
+
+def test_no_row_may_be_named(tmp_path):
+    env = twins(tmp_path)
+    root = env.reset()
+    assert torch.equal(env.reset(env_ids=torch.zeros(0).long())["obs"], root["obs"])
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (torch.tensor([1, 1]), r"env_ids \[1, 1\] name an environment twice"),
+        (torch.tensor([0, -1]), r"env_ids \[0, -1\] must lie in \[0, 4\)"),
+        (torch.tensor([4]), r"env_ids \[4\] must lie in \[0, 4\)"),
+        (
+            torch.tensor([[1, 2]]),
+            r"env_ids is torch.int64 of shape \(1, 2\): expected a 1-D integer",
+        ),
+        (torch.tensor([1.0]), r"env_ids is torch.float32 of shape \(1,\): expected a 1-D integer"),
+        (
+            torch.tensor([True] * 4),
+            r"env_ids is torch.bool of shape \(4,\): expected a 1-D integer",
+        ),
+        ([1, 2], r"env_ids is \[1, 2\]: expected a 1-D integer tensor"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused_and_nothing_changes(tmp_path, rows, message):
+    env = twins(tmp_path)
+    drive(env, 3)
+    physics, lengths = physics_state(env), env.episode_length.clone()
+    with pytest.raises(ConfigError, match=message):
+        env.reset(env_ids=rows)
+    assert torch.equal(physics_state(env), physics)
+    assert torch.equal(env.episode_length, lengths)
+
+
+def test_rows_and_a_mask_together_are_refused(tmp_path):
+    env = twins(tmp_path)
+    root = env.reset().set("_reset", torch.ones(4, 1, dtype=torch.bool))
+    with pytest.raises(ConfigError, match="given env_ids and a '_reset' mask: give one of them"):
+        env.reset(root, env_ids=torch.tensor([1]))
+
+
+def test_a_reset_is_told_nothing_that_it_does_not_know(tmp_path):
+    with pytest.raises(TypeError, match="env_idx"):
+        twins(tmp_path).reset(env_idx=torch.tensor([1]))
+
+
 def test_a_time_limit_truncates_at_its_last_step_and_does_not_terminate(tmp_path):
     env = twins(tmp_path)
     assert env.max_episode_length == 5

@@ -162,7 +162,7 @@ def test_a_term_that_both_groups_hold_is_computed_once(tmp_path):
     [
         (lambda env: torch.zeros(env.num_envs), r"torch.float32 of shape \(4,\)"),
         (lambda env: torch.zeros(4, 1).double(), r"torch.float64 of shape \(4, 1\)"),
-        (lambda env: torch.zeros(3, 1), r"a tensor of shape \(3, 1\)"),
+        (lambda env: torch.zeros(3, 1), r"torch.float32 of shape \(3, 1\)"),
         (lambda env: [0.0], r"\[0.0\]"),
     ],
 )

@@ -166,7 +166,7 @@ def test_a_reward_that_is_not_finite_names_terms_and_rows(tmp_path):
     ("value", "given"),
     [
         (lambda env: torch.zeros(env.num_envs, 1), r"torch.float32 of shape \(4, 1\)"),
-        (lambda env: torch.zeros(3), r"a tensor of shape \(3,\)"),
+        (lambda env: torch.zeros(3), r"torch.float32 of shape \(3,\)"),
         (lambda env: torch.zeros(env.num_envs, dtype=torch.bool), r"torch.bool of shape \(4,\)"),
         (lambda env: 1.0, r"1\.0"),
     ],

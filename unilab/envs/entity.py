@@ -320,11 +320,14 @@ def find_names(patterns: Patterns, names: Sequence[str], what: str) -> list[int]
     """Indices of the names that match any pattern as a whole, in the order of ``names``.
 
     Raises:
-        ConfigError: a pattern matches nothing.
+        ConfigError: a pattern matches nothing, or is none.
     """
     found: set[int] = set()
     for pattern in (patterns,) if isinstance(patterns, str) else patterns:
-        hits = [i for i, name in enumerate(names) if re.fullmatch(pattern, name)]
+        try:
+            hits = [i for i, name in enumerate(names) if re.fullmatch(pattern, name)]
+        except re.error as error:
+            raise ConfigError(f"pattern {pattern!r} is no regular expression: {error}") from error
         if not hits:
             raise ConfigError(
                 f"pattern {pattern!r} matches no {what}{did_you_mean(pattern, names)}; "

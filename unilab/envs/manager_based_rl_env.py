@@ -41,6 +41,18 @@ from unilab.envs.scene import EntityScene, SceneCfg
 from unilab.envs.torch_env import TorchEnv
 from unilab.errors import CapabilityError, ConfigError, NonFiniteError
 
+_TABLES: dict[str, type] = {
+    "actions": ActionTermCfg,
+    "observations": ObservationGroupCfg,
+    "rewards": RewardTermCfg,
+    "terminations": TerminationTermCfg,
+    "commands": CommandTermCfg,
+    "events": EventTermCfg,
+    "curriculum": CurriculumTermCfg,
+    "metrics": MetricsTermCfg,
+    "recorders": RecorderTermCfg,
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class ManagerBasedRlEnvCfg:
@@ -78,6 +90,13 @@ class ManagerBasedRlEnvCfg:
             raise ConfigError(f"decimation is {self.decimation}: give at least 1")
         if not self.episode_length_s > 0.0:
             raise ConfigError(f"episode_length_s is {self.episode_length_s}: give more than 0")
+        for table, kind in _TABLES.items():
+            for name, term in getattr(self, table).items():
+                if not isinstance(term, kind):
+                    raise ConfigError(
+                        f"{table}[{name!r}] is {term!r}: expected {kind.__name__}"
+                        + (", or leave it out" if term is None else "")
+                    )
 
     def make(
         self, *, num_envs: int, device: torch.device | str, seed: int | None

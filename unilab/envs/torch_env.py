@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -186,13 +186,21 @@ class TorchEnv(EnvBase):
             device=self.device,
         )
 
-    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
+    def _reset(
+        self, tensordict: TensorDictBase | None = None, *, env_ids: Tensor | None = None
+    ) -> TensorDictBase:
+        """Begin episodes in the rows of ``_reset``, in ``env_ids`` ``[n]``, or in all."""
         self._check_usable()
         mask = None if tensordict is None else tensordict.get("_reset", None)
+        if mask is not None and env_ids is not None:
+            raise ConfigError("reset was given env_ids and a '_reset' mask: give one of them")
+        rows = self._all_rows
+        if mask is not None:
+            rows = self._selected(mask)
+        elif env_ids is not None:
+            rows = self._checked_rows(env_ids)
         return TensorDict._new_unsafe(
-            self._begin_episodes(self._all_rows if mask is None else self._selected(mask)),
-            batch_size=self.batch_size,
-            device=self.device,
+            self._begin_episodes(rows), batch_size=self.batch_size, device=self.device
         )
 
     @torch.no_grad()
@@ -335,6 +343,20 @@ class TorchEnv(EnvBase):
                 f"expected a torch.bool mask of shape {(n, 1)}"
             )
         return mask.reshape(n).nonzero().flatten()
+
+    def _checked_rows(self, env_ids: Tensor) -> Tensor:
+        kinds = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+        if not isinstance(env_ids, Tensor) or env_ids.ndim != 1 or env_ids.dtype not in kinds:
+            given = repr(env_ids)
+            if isinstance(env_ids, Tensor):
+                given = f"{env_ids.dtype} of shape {tuple(env_ids.shape)}"
+            raise ConfigError(f"env_ids is {given}: expected a 1-D integer tensor")
+        rows = env_ids.to(self.device, torch.int64).sort().values
+        if rows.shape[0] and not 0 <= int(rows[0]) <= int(rows[-1]) < self.num_envs:
+            raise ConfigError(f"env_ids {env_ids.tolist()} must lie in [0, {self.num_envs})")
+        if (rows[1:] == rows[:-1]).any():
+            raise ConfigError(f"env_ids {env_ids.tolist()} name an environment twice")
+        return rows
 
     def _check_usable(self) -> None:
         life = self._life

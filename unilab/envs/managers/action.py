@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -74,6 +75,8 @@ class ActionManager:
             by_id = {
                 i: value for p, value in scale.items() for i in find_names([p], names, "actuator")
             }
+            if not all(map(math.isfinite, by_id.values())):
+                raise ConfigError(f"action term {name!r} has scale {term.scale}: give numbers")
             missing = [names[i] for i in found if i not in by_id]
             if missing:
                 raise ConfigError(f"action term {name!r} has no scale for {missing}")

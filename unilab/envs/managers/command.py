@@ -98,7 +98,7 @@ class CommandManager:
             ConfigError: a metric of another shape or type.
         """
         for name, value in self._metrics().items():
-            check_scalar("command metric", name, value, (self._env.num_envs,))
+            check_scalar(self._env, "command metric", name, value)
             self.metric_names.append(name)
 
     def _metrics(self) -> dict[str, Tensor]:

@@ -47,9 +47,8 @@ class MetricsManager:
                 an episode begins.
         """
         self._sums = sums
-        rows = (self._env.num_envs,)
         for term, value in zip(self._terms, evaluate(self._terms, self._env), strict=True):
-            check_scalar("metrics", term.name, value, rows)
+            check_scalar(self._env, "metrics", term.name, value)
 
     def compute(self) -> None:
         """Add this step's values.

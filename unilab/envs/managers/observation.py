@@ -12,7 +12,7 @@ from torch import Tensor
 
 from unilab.envs.finite import bad_rows, is_finite, non_finite
 from unilab.envs.managers.delay import DelayBuffer, DelayCfg, Recall
-from unilab.envs.managers.term import Term, bind_term, check_shape, evaluate
+from unilab.envs.managers.term import Term, bind_term, check_value, evaluate
 from unilab.errors import ConfigError, NonFiniteError, did_you_mean
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class UniformNoiseCfg:
     n_max: float
 
     def __post_init__(self) -> None:
-        if self.n_min > self.n_max:
+        if not self.n_min <= self.n_max:
             raise ConfigError(f"noise range is reversed: n_min {self.n_min} > n_max {self.n_max}")
 
 
@@ -125,13 +125,15 @@ class ObservationManager:
             widths, columns, recalls = {}, [], {}
             for (name, term), pick in zip(cfg.terms.items(), self._picks[group], strict=True):
                 kind = f"observation ({group})"
-                rows = (self._env.num_envs,)
-                value = check_shape(kind, name, values[pick], rows, "[num_envs, width]")
-                if value.ndim != 2 or value.dtype != torch.float32:
-                    raise ConfigError(
-                        f"{kind} term {name!r} returned {value.dtype} of shape "
-                        f"{tuple(value.shape)}: expected float32 [num_envs, width]"
-                    )
+                value = check_value(
+                    self._env,
+                    kind,
+                    name,
+                    values[pick],
+                    "float32 [num_envs, width]",
+                    dtype=torch.float32,
+                    ndim=2,
+                )
                 widths[name] = value.shape[1]
                 columns.append(_columns(group, name, term, value.shape[1]))
                 recalls[name] = _recall(group, name, cfg, term, value.shape[1])
@@ -243,7 +245,7 @@ def _columns(group: str, name: str, cfg: ObservationTermCfg, width: int) -> Tens
         )
     low, high = (cfg.noise.n_min, cfg.noise.n_max) if cfg.noise else (0.0, 0.0)
     lower, upper = cfg.clip if cfg.clip else (-torch.inf, torch.inf)
-    if lower > upper:
+    if not lower <= upper:
         raise ConfigError(f"observation ({group}) term {name!r} has a reversed clip {cfg.clip}")
     rows = [scale.expand(width)]
     middle, half = 0.5 * (low + high), 0.5 * (high - low)

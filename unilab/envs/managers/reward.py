@@ -81,9 +81,8 @@ class RewardManager:
                 owner when an episode begins.
         """
         self.episode_sums = episode_sums
-        rows = (self._env.num_envs,)
         for term, value in zip(self._terms, evaluate(self._terms, self._env), strict=True):
-            check_scalar("reward", term.name, value, rows)
+            check_scalar(self._env, "reward", term.name, value)
 
     def compute(self) -> Tensor:
         """The reward of this step, ``[num_envs]``.

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from unilab.envs.entity import SceneEntityCfg
-from unilab.errors import ConfigError, did_you_mean
+from unilab.envs.finite import bad_rows, is_finite
+from unilab.errors import ConfigError, NonFiniteError, did_you_mean
 
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
@@ -173,29 +174,57 @@ def evaluate(terms: Sequence[Term], env: ManagerBasedRlEnv) -> list[Any]:
         return [term(env) for term in terms]
 
 
-def check_shape(kind: str, name: str, value: Any, shape: tuple[int, ...], what: str) -> Tensor:
-    """A term's value, if it is a tensor of the shape that its manager needs.
+def check_value(
+    env: ManagerBasedRlEnv,
+    kind: str,
+    name: str,
+    value: Any,
+    expected: str,
+    *,
+    dtype: torch.dtype | None = None,
+    ndim: int | None = None,
+) -> Tensor:
+    """What a term returned at construction, if it is what its manager needs.
+
+    Args:
+        env: the environment.
+        kind: what the term is ("reward", ...), for messages.
+        name: the term's name in its manager.
+        value: what it returned.
+        expected: what its manager needs, for messages.
+        dtype: the type of a row's values; None takes any.
+        ndim: dimensions, the rows included; None takes any.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: another type, shape or device; names the term.
+        NonFiniteError: a value that is to be float32 is not finite; names the term and rows.
     """
-    if not isinstance(value, Tensor) or tuple(value.shape[: len(shape)]) != shape:
-        given = (
-            f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+    label = f"{kind} term {name!r} returned"
+    if not isinstance(value, Tensor):
+        raise ConfigError(f"{label} {value!r}: expected {expected}")
+    if (
+        value.shape[:1] != (env.num_envs,)
+        or (ndim is not None and value.ndim != ndim)
+        or (dtype is not None and value.dtype != dtype)
+    ):
+        raise ConfigError(
+            f"{label} {value.dtype} of shape {tuple(value.shape)}: expected {expected}"
         )
-        raise ConfigError(f"{kind} term {name!r} returned {given}: expected {what}")
+    if value.device != env.device:
+        raise ConfigError(
+            f"{label} a tensor on {value.device}: expected {env.device}; "
+            "make it with device=env.device"
+        )
+    if dtype == torch.float32 and not is_finite(value):
+        rows = bad_rows(value)
+        raise NonFiniteError(f"{label} values that are not finite (first rows: {rows})", rows)
     return value
 
 
-def check_scalar(kind: str, name: str, value: Tensor, rows: tuple[int, ...]) -> None:
+def check_scalar(env: ManagerBasedRlEnv, kind: str, name: str, value: Any) -> None:
     """One float32 a row is what a term must return.
 
     Raises:
-        ConfigError: another shape or type; names the term.
+        ConfigError, NonFiniteError: as :func:`check_value`.
     """
-    check_shape(kind, name, value, rows, "float32 [num_envs]")
-    if value.ndim != 1 or value.dtype != torch.float32:
-        raise ConfigError(
-            f"{kind} term {name!r} returned {value.dtype} of shape {tuple(value.shape)}: "
-            "expected float32 [num_envs]"
-        )
+    check_value(env, kind, name, value, "float32 [num_envs]", dtype=torch.float32, ndim=1)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from unilab.envs.managers.term import bind_term, check_shape, evaluate
-from unilab.errors import ConfigError
+from unilab.envs.managers.term import bind_term, check_value, evaluate
 
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
@@ -58,14 +57,16 @@ class TerminationManager:
             causes: ``[num_terms, num_envs]``, where to keep what fired until an episode begins.
         """
         self._causes = causes
-        shape = (self._env.num_envs,)
         for term, value in zip(self._terms, evaluate(self._terms, self._env), strict=True):
-            check_shape("termination", term.name, value, shape, "bool [num_envs]")
-            if value.dtype != torch.bool or value.ndim != 1:
-                raise ConfigError(
-                    f"termination term {term.name!r} returned {value.dtype} of shape "
-                    f"{tuple(value.shape)}: expected bool [num_envs]"
-                )
+            check_value(
+                self._env,
+                "termination",
+                term.name,
+                value,
+                "bool [num_envs]",
+                dtype=torch.bool,
+                ndim=1,
+            )
 
     def compute(self) -> tuple[Tensor, Tensor]:
         """``terminated`` and ``truncated`` of this step, ``[num_envs]`` bool each."""

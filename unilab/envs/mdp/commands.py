@@ -41,7 +41,7 @@ class UniformVelocityCommandCfg(CommandTermCfg):
         def __post_init__(self) -> None:
             for field in fields(self):
                 bounds = getattr(self, field.name)
-                if bounds is not None and bounds[0] > bounds[1]:
+                if bounds is not None and not bounds[0] <= bounds[1]:
                     raise ConfigError(f"{field.name} is {bounds}: expected (low, high)")
 
     ranges: Ranges
@@ -116,7 +116,7 @@ class UniformVelocityCommand(CommandTerm):
                     f"the command has no range {name!r}{did_you_mean(name, _VELOCITIES)}: "
                     f"it has {_VELOCITIES}"
                 )
-            if low > high:
+            if not low <= high:
                 raise ConfigError(f"{name} is {(low, high)}: expected (low, high)")
         self._ranges.update(ranges)
         low, high = torch.tensor([self._ranges[name] for name in _VELOCITIES]).T

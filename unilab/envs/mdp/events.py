@@ -104,7 +104,7 @@ def _bounds(ranges: tuple[tuple[str, Range], ...], device: torch.device) -> tupl
     for axis, (low, high) in ranges:
         if axis not in _AXES:
             raise ConfigError(f"no axis {axis!r}{did_you_mean(axis, _AXES)}: axes are {_AXES}")
-        if low > high:
+        if not low <= high:
             raise ConfigError(f"range {(low, high)} of {axis!r} is reversed: expected (low, high)")
     given = dict(ranges)
     with torch.inference_mode(False):  # kept, and used in either mode
@@ -113,6 +113,6 @@ def _bounds(ranges: tuple[tuple[str, Range], ...], device: torch.device) -> tupl
 
 
 def _uniform(env: ManagerBasedRlEnv, shape: tuple[int, int], span: Range) -> Tensor:
-    if span[0] > span[1]:
+    if not span[0] <= span[1]:
         raise ConfigError(f"range {span} is reversed: expected (low, high)")
     return torch.empty(shape, device=env.device).uniform_(*span, generator=env.generator)

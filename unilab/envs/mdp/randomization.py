@@ -284,9 +284,9 @@ def _drawn(
                 f"{kind} is {given!r}{did_you_mean(given, options)}: expected one of {options}"
             )
     low, high = params
-    if distribution != "gaussian" and low > high:
+    if distribution != "gaussian" and not low <= high:
         raise ConfigError(f"range {params} is reversed: expected (low, high)")
-    if distribution == "log_uniform" and low <= 0.0:
+    if distribution == "log_uniform" and not low > 0.0:
         raise ConfigError(f"range {params} is not positive, as log_uniform needs")
     n = env_ids.shape[0]
     draw = torch.empty(

@@ -127,6 +127,8 @@ def train(cfg: TrainCfg, *, command: str | None = None) -> int:
             cfg.task, training.seed, log_root=training.log_root, path=training.run_dir
         )
     )
+    env.set_output_dir(str(run.path))
+    eval_env.set_output_dir(str(run.path / "evaluation"))
     identity = run_identity(
         task=cfg.task,
         obs_groups=interface.obs_groups,

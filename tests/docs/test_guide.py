@@ -21,6 +21,7 @@ from torchrl.envs import check_env_specs
 
 import unilab
 from unilab import cli, registry
+from unilab.backends.conformance import CLAUSES
 from unilab.conf import compose
 from unilab.errors import ConfigError
 from unilab.export import OnnxPolicy
@@ -114,7 +115,7 @@ def test_runtime_page_runs_with_smaller_numbers() -> None:
 
 
 def test_tasks_page_override_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    block, _, _ = blocks("guide/tasks.md", "python")
+    block, *_ = blocks("guide/tasks.md", "python")
     names: dict = {}
     exec(compile(block, "docs/guide/tasks.md", "exec"), names)
 
@@ -122,19 +123,37 @@ def test_tasks_page_override_example_runs(capsys: pytest.CaptureFixture[str]) ->
     assert names["env"].max_episode_length == 500
 
 
-def test_tasks_page_hardened_task_runs() -> None:
-    *_, block = blocks("guide/tasks.md", "python")
+def test_tasks_page_hardened_task_runs_and_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    *_, block, recorded = blocks("guide/tasks.md", "python")
+    monkeypatch.chdir(tmp_path)
     names: dict = {}
     exec(compile(block, "docs/guide/tasks.md", "exec"), names)
 
     assert names["data"]["next", "obs"].shape == (8, 20, 3 * 45)
     assert names["data"]["next", "critic"].shape == (8, 20, 49)
 
+    exec(compile(recorded, "docs/guide/tasks.md", "exec"), names)
+    assert {int(episode["env_id"]) for episode in names["episodes"]} == {0, 1}
+    assert names["episodes"][0]["steps", "obs"].shape[1] == 3 * 45
+    assert [p.name for p in tmp_path.iterdir()] == ["runs"]
+
+
+def test_backends_page_runs_and_lists_every_clause() -> None:
+    names: dict = {}
+    for block in blocks("guide/backends.md", "python"):
+        exec(compile(block, "docs/guide/backends.md", "exec"), names)
+    names["test_my_physics_conforms"]()
+
+    *_, last = (i for i, row in enumerate(rows("guide/backends.md")) if row == ["clause"])
+    assert [row[0] for row in rows("guide/backends.md")[last + 1 :]] == list(CLAUSES)
+
 
 @pytest.fixture
 def crane_files(tmp_path: Path) -> Path:
     """The page's model, task and settings, saved as it says."""
-    _, source, _ = blocks("guide/tasks.md", "python")
+    _, source, *_ = blocks("guide/tasks.md", "python")
     (model,) = blocks("guide/tasks.md", "xml")
     (settings,) = blocks("guide/tasks.md", "yaml")
     (tmp_path / "crane.py").write_text(source)

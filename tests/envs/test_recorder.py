@@ -24,6 +24,12 @@ def term(func, mode, **params):
     return RecorderTermCfg(func=func, mode=mode, params=params)
 
 
+def into(folder, env):
+    """The environment, told to write to a folder."""
+    env.set_output_dir(str(folder))
+    return env
+
+
 TRANSITIONS = {
     "obs": term(mdp.policy_observation, "pre_step"),
     "action": term(mdp.last_action, "pre_step"),
@@ -151,7 +157,7 @@ def test_a_run_keeps_its_episodes_in_its_folder(tmp_path):
     kept = twins(tmp_path, recorders=TRANSITIONS)
     data = drive(kept, 10)
     run = tmp_path / "run"
-    env = twins(tmp_path, recorders=TRANSITIONS, output_dir=str(run))
+    env = into(run, twins(tmp_path, recorders=TRANSITIONS))
     assert_bitwise_equal(drive(env, 10), data)
     assert env.recorder_manager.drain() == []
     written, expected = load_episodes(run / "episodes"), kept.recorder_manager.drain()
@@ -164,7 +170,7 @@ def test_a_run_keeps_its_episodes_in_its_folder(tmp_path):
 
 
 def test_files_hold_tensors_and_json_alone(tmp_path):
-    env = twins(tmp_path, recorders=TRANSITIONS, output_dir=str(tmp_path / "run"))
+    env = into(tmp_path / "run", twins(tmp_path, recorders=TRANSITIONS))
     drive(env, 5)
     files = [p for p in (tmp_path / "run").rglob("*") if p.is_file()]
     assert files
@@ -173,7 +179,7 @@ def test_files_hold_tensors_and_json_alone(tmp_path):
 
 def test_a_continued_run_numbers_on(tmp_path):
     for _ in range(2):
-        drive(twins(tmp_path, recorders=TRANSITIONS, output_dir=str(tmp_path)), 5)
+        drive(into(tmp_path, twins(tmp_path, recorders=TRANSITIONS)), 5)
     names = sorted(p.name for p in (tmp_path / "episodes").iterdir())
     assert names == [f"episode_{i:06d}" for i in range(8)]
 
@@ -181,8 +187,8 @@ def test_a_continued_run_numbers_on(tmp_path):
 def test_a_folder_holds_no_more_than_its_bound(tmp_path):
     recording = RecordingCfg(max_episodes=6)
     for _ in range(2):
-        cfg = {"recorders": TRANSITIONS, "recording": recording, "output_dir": str(tmp_path)}
-        drive(twins(tmp_path, **cfg), 5)
+        env = twins(tmp_path, recorders=TRANSITIONS, recording=recording)
+        drive(into(tmp_path, env), 5)
     assert len(load_episodes(tmp_path / "episodes")) == 6
 
 
@@ -193,13 +199,13 @@ def test_what_a_killed_process_left_is_no_episode(tmp_path):
     (left / "meta.json").write_text("{")
     with pytest.raises(ConfigError, match=r"no recorded episode in .*give a run's 'episod"):
         load_episodes(folder)
-    drive(twins(tmp_path, recorders=TRANSITIONS, output_dir=str(tmp_path)), 5)
+    drive(into(tmp_path, twins(tmp_path, recorders=TRANSITIONS)), 5)
     assert len(load_episodes(folder)) == 4
     assert not left.exists()
 
 
 def test_dumps_of_the_guard_lie_in_the_same_folder(tmp_path):
-    env = twins(tmp_path, nan_guard=NanGuardCfg(output_dir="nan"), output_dir=str(tmp_path / "run"))
+    env = into(tmp_path / "run", twins(tmp_path, nan_guard=NanGuardCfg(output_dir="nan")))
     root = act(env, env.reset())
     env.backend.get_state_views()["qvel"][0] = torch.nan
     with pytest.raises(ArithmeticError):
@@ -209,7 +215,7 @@ def test_dumps_of_the_guard_lie_in_the_same_folder(tmp_path):
 
 def test_a_folder_that_cannot_be_written_faults_the_environment(tmp_path):
     (tmp_path / "episodes").write_text("in the way")
-    env = twins(tmp_path, recorders=TRANSITIONS, output_dir=str(tmp_path))
+    env = into(tmp_path, twins(tmp_path, recorders=TRANSITIONS))
     with pytest.raises(FileExistsError):
         drive(env, 5)
     with pytest.raises(EnvFaultedError, match="failed earlier, in a reset after 5 control steps"):
@@ -254,7 +260,7 @@ def test_an_unknown_observation_group_fails_at_construction(tmp_path):
 
 def test_the_table_tells_what_is_recorded_and_where(tmp_path):
     assert "\nrecorders" in twins(tmp_path).describe()
-    env = twins(tmp_path, recorders=TRANSITIONS, output_dir=str(tmp_path))
+    env = into(tmp_path, twins(tmp_path, recorders=TRANSITIONS))
     lines = env.describe().splitlines()
     assert f"recorders (4 environments, 1000 episodes in {tmp_path / 'episodes'})" in lines
     assert any(line.split() == ["next_obs", "post_step"] for line in lines)

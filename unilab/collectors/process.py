@@ -202,6 +202,10 @@ class EnvProcess:
         self.call("import_training_state", state)
         self._training_state = state
 
+    def set_output_dir(self, path: str) -> None:
+        """Choose the folder of what the environment writes, by its method of this name."""
+        self.call("set_output_dir", path)
+
     def drain_metrics(self) -> dict[str, float]:
         """The environment's own metrics and :meth:`timings`, since the last call.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +79,6 @@ class ManagerBasedRlEnvCfg:
     end all environments at once for ever after."""
     nan_guard: NanGuardCfg | None = None
     """Where to keep the last states of rows that become non-finite; None keeps nothing."""
-    output_dir: str | None = None
-    """Folder of all that the environment writes: recorded episodes in ``episodes``, dumps in the
-    guard's own folder. A training run gives its own. None keeps recorded episodes in memory."""
     num_threads: int = 0
     """Physics threads; 0 takes all cores."""
 
@@ -153,8 +150,7 @@ class ManagerBasedRlEnv(TorchEnv):
         self.event_manager = EventManager(cfg.events, self)
         self.curriculum_manager = CurriculumManager(cfg.curriculum, self)
         self.metrics_manager = MetricsManager(cfg.metrics, self)
-        folder = None if cfg.output_dir is None else Path(cfg.output_dir) / "episodes"
-        self.recorder_manager = RecorderManager(cfg.recorders, cfg.recording, folder, self)
+        self.recorder_manager = RecorderManager(cfg.recorders, cfg.recording, self)
         self.event_manager.startup()
         self.scene.compile_tensor_reads()
         self.command_manager.prepare()
@@ -181,10 +177,7 @@ class ManagerBasedRlEnv(TorchEnv):
         self._loses_rows = any(t.func is nan_detection for t in cfg.terminations.values())
         self._guard: NanGuard | None = None
         if cfg.nan_guard is not None:
-            guard = replace(
-                cfg.nan_guard, output_dir=str(Path(cfg.output_dir or ".", cfg.nan_guard.output_dir))
-            )
-            self._guard = NanGuard(guard, backend, self.action_manager.action_dim)
+            self._guard = NanGuard(cfg.nan_guard, backend, self.action_manager.action_dim)
         self._staggering = cfg.init_at_random_ep_len
         self._make_specs(self.action_manager.action_dim)
 
@@ -208,6 +201,11 @@ class ManagerBasedRlEnv(TorchEnv):
             tag: value * per_second if tag.startswith("Episode_Reward/") else value
             for tag, value in self._episodes.drain().items()
         }
+
+    def set_output_dir(self, path: str) -> None:
+        self.recorder_manager.set_folder(Path(path) / "episodes")
+        if self._guard is not None:
+            self._guard.parent = Path(path)
 
     def _physics(self, action: Tensor) -> None:
         ctrl = self.action_manager.process(action)

@@ -21,7 +21,7 @@ class NanGuardCfg:
     """What is kept, and where it is written once a value is not finite."""
 
     output_dir: str
-    """Folder for the dump."""
+    """Folder for the dump, below the one that the environment writes to."""
     buffer_size: int = 100
     """Control steps that are kept."""
     max_envs_to_dump: int = 5
@@ -43,6 +43,8 @@ class NanGuard:
     """
 
     def __init__(self, cfg: NanGuardCfg, backend: SimBackend, action_dim: int) -> None:
+        self.parent = Path()
+        """What the configured folder is relative to."""
         self._cfg = cfg
         self._backend = backend
         self._state = backend.get_replay_state()
@@ -89,7 +91,7 @@ class NanGuard:
             "last": self._state[rows].clone(),
             "models": [torch.frombuffer(model, dtype=torch.uint8) for model in models],
         }
-        folder = Path(self._cfg.output_dir)
+        folder = self.parent / self._cfg.output_dir
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"nan_dump_{control_steps}.pt"
         torch.save(content, path.with_suffix(".tmp"))

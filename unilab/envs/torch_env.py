@@ -86,6 +86,12 @@ class TorchEnv(EnvBase):
             for group, width in self.obs_groups_spec.items()
         }
 
+    def set_output_dir(self, path: str) -> None:
+        """Choose the folder of what the environment writes, if it writes anything.
+
+        A training run gives its own folder.
+        """
+
     # What an environment fills in ---------------------------------------------------------------
 
     @property

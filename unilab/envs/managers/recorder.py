@@ -54,7 +54,6 @@ class RecorderManager:
     Args:
         cfg: the terms.
         recording: how much is kept.
-        folder: where episodes are written; None keeps them in memory until they are drained.
         env: the environment.
 
     Raises:
@@ -65,7 +64,6 @@ class RecorderManager:
         self,
         cfg: Mapping[str, RecorderTermCfg],
         recording: RecordingCfg,
-        folder: Path | None,
         env: ManagerBasedRlEnv,
     ) -> None:
         self._env = env
@@ -79,12 +77,16 @@ class RecorderManager:
         self._rows = min(recording.num_envs or env.num_envs, env.num_envs)
         self._max_steps = recording.max_steps or env.max_episode_length
         self._max_episodes = recording.max_episodes
-        self._folder = None if folder is None else EpisodeFolder(folder, recording.max_episodes)
+        self._folder: EpisodeFolder | None = None
         self._all = torch.arange(self._rows, device=env.device)
         self._length = torch.zeros_like(self._all)
         self._steps: dict[str, Tensor] = {}
         self._once: dict[str, Tensor] = {}
         self._ended: list[TensorDict] = []
+
+    def set_folder(self, folder: Path) -> None:
+        """Write episodes to a folder from now on; they are no longer kept to be drained."""
+        self._folder = EpisodeFolder(folder, self._max_episodes)
 
     def prepare(self) -> None:
         """Evaluate each term once and make room for what it shows; call after the first read."""

@@ -1,4 +1,4 @@
-"""One articulated body of the model: its names, its quantities, the writes of a reset."""
+"""One articulated body of the model: its names, and the writes of a reset."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from unilab.backends import SimBackend
 from unilab.backends.base import JointInfo, Source
-from unilab.envs.rotations import gravity_direction, rotate_inverse
+from unilab.envs.entity_data import FIELDS, JOINT_FIELDS, ROOT_FIELDS, EntityData
 from unilab.errors import CapabilityError, ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -57,101 +57,6 @@ class SceneEntityCfg:
     def joints_of(self, value: Tensor) -> Tensor:
         """The columns of these joints in a ``[num_envs, num_joints]`` tensor of the entity."""
         return value if isinstance(self.joint_ids, slice) else value[:, self.joint_ids]
-
-
-# What an entity publishes -> the fields it is computed from. Others are read as such.
-DERIVED_FIELDS = {
-    "root_lin_vel_b": ("root_quat_w", "root_lin_vel_w"),
-    "projected_gravity_b": ("root_quat_w",),
-}
-_ROOT_FIELDS = ("root_pos_w", "root_quat_w", "root_lin_vel_w", "root_ang_vel_b")
-_JOINT_FIELDS = ("joint_pos", "joint_vel", "joint_torque")
-FIELDS = (*_ROOT_FIELDS, *_JOINT_FIELDS, *DERIVED_FIELDS)
-"""Everything that a term may declare with ``@reads``."""
-
-
-class EntityData:
-    """An entity's current quantities, all float32 on the runtime device.
-
-    Joint tensors are ``[num_envs, num_joints]`` in model order (rad, rad/s, N m), root tensors
-    ``[num_envs, 3]`` (m, m/s, rad/s) or ``[num_envs, 4]`` (w, x, y, z). ``_w`` is the world frame,
-    ``_b`` the root body's. Reading a field that no term declared is a ConfigError.
-    """
-
-    def __init__(
-        self,
-        entity: str,
-        joints: Sequence[JointInfo],
-        qpos: Tensor,
-        num_envs: int,
-        device: torch.device,
-    ) -> None:
-        self._entity = entity
-        self._columns: dict[str, Tensor] = {}
-        self._cache: dict[str, Tensor] = {}
-        home = [float(qpos[j.qpos.start]) for j in joints]
-        self.default_joint_pos = torch.tensor(home, dtype=torch.float32, device=device)
-        """``[num_joints]``, the home pose."""
-        limits = torch.tensor([j.range for j in joints], dtype=torch.float32, device=device)
-        self.joint_pos_limits = limits.reshape(-1, 2)
-        """``[num_joints, 2]``, lower and upper."""
-        self.encoder_bias = torch.zeros(num_envs, len(joints), device=device)
-        """``[num_envs, num_joints]`` rad, what the encoders read too much."""
-
-    @property
-    def joint_pos(self) -> Tensor:
-        return self._read("joint_pos")
-
-    @property
-    def joint_vel(self) -> Tensor:
-        return self._read("joint_vel")
-
-    @property
-    def joint_torque(self) -> Tensor:
-        """Actuator torque at the joints during the last substep."""
-        return self._read("joint_torque")
-
-    @property
-    def root_pos_w(self) -> Tensor:
-        return self._read("root_pos_w")
-
-    @property
-    def root_quat_w(self) -> Tensor:
-        return self._read("root_quat_w")
-
-    @property
-    def root_lin_vel_w(self) -> Tensor:
-        return self._read("root_lin_vel_w")
-
-    @property
-    def root_ang_vel_b(self) -> Tensor:
-        return self._read("root_ang_vel_b")
-
-    @property
-    def root_lin_vel_b(self) -> Tensor:
-        cached = self._cache.get("root_lin_vel_b")
-        if cached is None:
-            cached = rotate_inverse(self.root_quat_w, self.root_lin_vel_w)
-            self._cache["root_lin_vel_b"] = cached
-        return cached
-
-    @property
-    def projected_gravity_b(self) -> Tensor:
-        """Unit vector of gravity in the root frame: (0, 0, -1) when upright."""
-        cached = self._cache.get("projected_gravity_b")
-        if cached is None:
-            cached = gravity_direction(self.root_quat_w)
-            self._cache["projected_gravity_b"] = cached
-        return cached
-
-    def _read(self, name: str) -> Tensor:
-        try:
-            return self._columns[name]
-        except KeyError:
-            raise ConfigError(
-                f"{self._entity}.data.{name} was read by a term that did not declare it: "
-                f"decorate the term with @reads({name!r})"
-            ) from None
 
 
 class Entity:
@@ -244,7 +149,7 @@ class Entity:
             ConfigError: there is no such field.
             CapabilityError: the entity has no free root joint or no joints.
         """
-        if name in _ROOT_FIELDS:
+        if name in ROOT_FIELDS:
             if self.root_joint is None:
                 raise CapabilityError(f"entity {self.name!r} has no free root joint to read {name}")
             q, v = self.root_joint.qpos.start, self.root_joint.qvel.start
@@ -254,7 +159,7 @@ class Entity:
                 "root_lin_vel_w": ("qvel", slice(v, v + 3)),
                 "root_ang_vel_b": ("qvel", slice(v + 3, v + 6)),
             }[name]
-        if name not in _JOINT_FIELDS:
+        if name not in JOINT_FIELDS:
             raise ConfigError(f"entities have no field {name!r}{did_you_mean(name, FIELDS)}")
         if not self.joints:
             raise CapabilityError(f"entity {self.name!r} has no joints to read {name}")

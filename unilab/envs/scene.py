@@ -10,7 +10,8 @@ from torch import Tensor
 
 from unilab.backends import HostBridgeTransferPlan, SimBackend
 from unilab.backends.base import Source
-from unilab.envs.entity import DERIVED_FIELDS, Entity, EntityCfg, SceneEntityCfg
+from unilab.envs.entity import Entity, EntityCfg, SceneEntityCfg
+from unilab.envs.entity_data import DERIVED_FIELDS
 from unilab.envs.finite import bad_rows, is_finite, non_finite
 from unilab.errors import ConfigError, NonFiniteError, did_you_mean
 

@@ -7,24 +7,20 @@ last one counts.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from unilab.envs.entity import SceneEntityCfg
 from unilab.envs.managers.term import writes
-from unilab.errors import ConfigError, did_you_mean
+from unilab.envs.mdp.draws import Distribution, Operation, Range, draw_around, require_positive
+from unilab.errors import ConfigError
 
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
 
 _ROBOT = SceneEntityCfg("robot")
-Range = tuple[float, float]
-Operation = Literal["add", "scale", "abs"]
-Distribution = Literal["uniform", "log_uniform", "gaussian"]
-OPERATIONS = ("add", "scale", "abs")
-DISTRIBUTIONS = ("uniform", "log_uniform", "gaussian")
 
 
 @writes("body_mass", "body_inertia")
@@ -50,8 +46,8 @@ def randomize_rigid_body_mass(
     """
     ids = _index(asset_cfg.body_ids)
     nominal = env.scene.nominal("body_mass")[ids]
-    mass = _drawn(env, env_ids, nominal, mass_distribution_params, operation, distribution)
-    _require_positive(mass, "mass", mass_distribution_params)
+    mass = draw_around(env, env_ids, nominal, mass_distribution_params, operation, distribution)
+    require_positive(mass, "mass", mass_distribution_params)
     env.scene.write_field("body_mass", (ids,), mass)
     if recompute_inertia:
         inertia = env.scene.nominal("body_inertia")[ids] * (mass / nominal).unsqueeze(-1)
@@ -70,7 +66,7 @@ def randomize_rigid_body_inertia(
     """Vary the principal inertias of bodies (kg m^2), all three of a body by one draw."""
     ids = _index(asset_cfg.body_ids)
     nominal = env.scene.nominal("body_inertia")[ids]
-    inertia = _drawn(
+    inertia = draw_around(
         env,
         env_ids,
         nominal,
@@ -79,7 +75,7 @@ def randomize_rigid_body_inertia(
         distribution,
         draws=(nominal.shape[0], 1),
     )
-    _require_positive(inertia, "inertia", inertia_distribution_params)
+    require_positive(inertia, "inertia", inertia_distribution_params)
     env.scene.write_field("body_inertia", (ids,), inertia)
 
 
@@ -105,7 +101,7 @@ def randomize_rigid_body_com(
         if axis not in "xyz" or len(axis) != 1:
             raise ConfigError(f"com_range has no axis {axis!r}: axes are x, y, z")
         column = "xyz".index(axis)
-        moved[..., column] = _drawn(env, env_ids, nominal[:, column], span, "add", "uniform")
+        moved[..., column] = draw_around(env, env_ids, nominal[:, column], span, "add", "uniform")
     env.scene.write_field("body_ipos", (ids,), moved)
     # MuJoCo's short cuts for bodies whose centre of mass is their origin no longer hold.
     for name in ("body_sameframe", "body_simple", "dof_simplenum"):
@@ -137,10 +133,10 @@ def randomize_geom_friction(
     """
     ids = _index(asset_cfg.geom_ids)
     nominal = env.scene.nominal("geom_friction")[ids, 0]
-    friction = _drawn(
+    friction = draw_around(
         env, env_ids, nominal, friction_distribution_params, operation, distribution, draws=(1,)
     )
-    _require_positive(friction, "friction", friction_distribution_params, zero=True)
+    require_positive(friction, "friction", friction_distribution_params, zero=True)
     env.scene.write_field("geom_friction", (ids, 0), friction)
 
 
@@ -174,8 +170,8 @@ def randomize_joint_parameters(
     ):
         if params is not None:
             nominal = env.scene.nominal(name)[dofs]
-            value = _drawn(env, env_ids, nominal, params, operation, distribution)
-            _require_positive(value, name, params, zero=True)
+            value = draw_around(env, env_ids, nominal, params, operation, distribution)
+            require_positive(value, name, params, zero=True)
             env.scene.write_field(name, (dofs,), value)
 
 
@@ -204,15 +200,15 @@ def randomize_actuator_gains(
     if stiffness_distribution_params is not None:
         nominal = env.scene.nominal("actuator_gainprm")[ids, 0]
         params = stiffness_distribution_params
-        stiffness = _drawn(env, env_ids, nominal, params, operation, distribution)
-        _require_positive(stiffness, "stiffness", params, zero=True)
+        stiffness = draw_around(env, env_ids, nominal, params, operation, distribution)
+        require_positive(stiffness, "stiffness", params, zero=True)
         env.scene.write_field("actuator_gainprm", (ids, 0), stiffness)
         env.scene.write_field("actuator_biasprm", (ids, 1), -stiffness)
     if damping_distribution_params is not None:
         nominal = -env.scene.nominal("actuator_biasprm")[ids, 2]
         params = damping_distribution_params
-        damping = _drawn(env, env_ids, nominal, params, operation, distribution)
-        _require_positive(damping, "damping", params, zero=True)
+        damping = draw_around(env, env_ids, nominal, params, operation, distribution)
+        require_positive(damping, "damping", params, zero=True)
         env.scene.write_field("actuator_biasprm", (ids, 2), -damping)
 
 
@@ -236,7 +232,7 @@ def randomize_physics_scene_gravity(
     nominal = env.scene.nominal("opt.gravity")
     low, high = gravity_distribution_params
     drawn = [
-        _drawn(env, env_ids, nominal[i : i + 1], (low[i], high[i]), operation, distribution)
+        draw_around(env, env_ids, nominal[i : i + 1], (low[i], high[i]), operation, distribution)
         for i in range(3)
     ]
     env.scene.write_field("opt.gravity", (torch.arange(3),), torch.cat(drawn, dim=1))
@@ -251,67 +247,8 @@ def randomize_encoder_bias(
     """Draw what each encoder reads too much (rad); ``joint_pos_rel(biased=True)`` shows it."""
     bias = env.scene[asset_cfg.name].data.encoder_bias
     columns = torch.arange(bias.shape[1], device=bias.device)[asset_cfg.joint_ids]
-    drawn = _drawn(env, env_ids, bias[0, columns], bias_range, "abs", "uniform")
+    drawn = draw_around(env, env_ids, bias[0, columns], bias_range, "abs", "uniform")
     env.scene.write_tensor(bias, columns, drawn, "encoder bias")
-
-
-def _drawn(
-    env: ManagerBasedRlEnv,
-    env_ids: Tensor,
-    nominal: Tensor,
-    params: Range,
-    operation: str,
-    distribution: str,
-    draws: tuple[int, ...] | None = None,
-) -> Tensor:
-    """``[n, *nominal.shape]``: the nominal values with a draw added to them, or the like.
-
-    Args:
-        env: the environment.
-        env_ids: ``[n]``.
-        nominal: ``[m, ...]``.
-        params: bounds, or mean and deviation.
-        operation: one of :data:`OPERATIONS`.
-        distribution: one of :data:`DISTRIBUTIONS`.
-        draws: shape of an environment's draws, to be broadcast; None draws for every value.
-    """
-    for kind, given, options in (
-        ("operation", operation, OPERATIONS),
-        ("distribution", distribution, DISTRIBUTIONS),
-    ):
-        if given not in options:
-            raise ConfigError(
-                f"{kind} is {given!r}{did_you_mean(given, options)}: expected one of {options}"
-            )
-    low, high = params
-    if distribution != "gaussian" and not low <= high:
-        raise ConfigError(f"range {params} is reversed: expected (low, high)")
-    if distribution == "log_uniform" and not low > 0.0:
-        raise ConfigError(f"range {params} is not positive, as log_uniform needs")
-    n = env_ids.shape[0]
-    draw = torch.empty(
-        (n, *(draws or nominal.shape)), dtype=nominal.dtype, device=env.generator.device
-    )
-    if distribution == "uniform":
-        draw.uniform_(low, high, generator=env.generator)
-    elif distribution == "log_uniform":
-        bounds = torch.tensor(params, dtype=nominal.dtype).log().tolist()
-        draw.uniform_(*bounds, generator=env.generator).exp_()
-    else:
-        draw.normal_(low, high, generator=env.generator)
-    draw = draw.to(nominal.device)
-    if operation == "abs":
-        return draw.expand(n, *nominal.shape)
-    return nominal + draw if operation == "add" else nominal * draw
-
-
-def _require_positive(value: Tensor, what: str, params: Range, zero: bool = False) -> None:
-    least = float(value.min()) if value.numel() else 1.0
-    if least < 0.0 or (least == 0.0 and not zero):
-        raise ConfigError(
-            f"range {params} makes a {what} of {least:g}: it must be "
-            f"{'at least 0' if zero else 'more than 0'}"
-        )
 
 
 def _index(ids: Tensor | slice) -> Tensor:

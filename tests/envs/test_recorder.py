@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -182,6 +183,18 @@ def test_a_continued_run_numbers_on(tmp_path):
         drive(into(tmp_path, twins(tmp_path, recorders=TRANSITIONS)), 5)
     names = sorted(p.name for p in (tmp_path / "episodes").iterdir())
     assert names == [f"episode_{i:06d}" for i in range(8)]
+
+
+def test_episodes_that_somebody_removed_leave_a_gap(tmp_path):
+    drive(into(tmp_path, twins(tmp_path, recorders=TRANSITIONS)), 5)
+    folder = tmp_path / "episodes"
+    shutil.rmtree(folder / "episode_000001")
+    (folder / "episode_000003").rename(folder / "episode_1000000")
+    (folder / "episode_old").mkdir()
+    drive(into(tmp_path, twins(tmp_path, recorders=TRANSITIONS)), 5)
+    rows = [int(episode["env_id"]) for episode in load_episodes(folder)]
+    assert rows == [0, 2, 3, 0, 1, 2, 3]
+    assert (folder / "episode_1000004").is_dir()
 
 
 def test_a_folder_holds_no_more_than_its_bound(tmp_path):

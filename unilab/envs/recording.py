@@ -44,7 +44,9 @@ class EpisodeFolder:
     def __init__(self, path: Path, max_episodes: int) -> None:
         self.path = path
         self._max = max_episodes
-        self._count = len(_episodes(path))
+        found = _episodes(path)
+        self._count = len(found)
+        self._next = _number(found[-1]) + 1 if found else 0
 
     @property
     def full(self) -> bool:
@@ -54,12 +56,14 @@ class EpisodeFolder:
     def write(self, episode: TensorDict) -> None:
         """Write an episode; it appears under its name once it is whole."""
         self.path.mkdir(parents=True, exist_ok=True)
-        partial = self.path / f".{_PREFIX}{self._count:06d}.tmp"
+        name = f"{_PREFIX}{self._next:06d}"
+        partial = self.path / f".{name}.tmp"
         # What a killed process may have left.
         shutil.rmtree(partial, ignore_errors=True)
         episode.memmap(str(partial))
-        partial.rename(self.path / f"{_PREFIX}{self._count:06d}")
+        partial.rename(self.path / name)
         self._count += 1
+        self._next += 1
 
 
 def load_episodes(path: str | Path) -> list[TensorDictBase]:
@@ -82,4 +86,9 @@ def load_episodes(path: str | Path) -> list[TensorDictBase]:
 
 
 def _episodes(path: Path) -> list[Path]:
-    return sorted(path.glob(f"{_PREFIX}[0-9]*"))
+    found = path.glob(f"{_PREFIX}*")
+    return sorted((p for p in found if p.name.removeprefix(_PREFIX).isdecimal()), key=_number)
+
+
+def _number(episode: Path) -> int:
+    return int(episode.name.removeprefix(_PREFIX))

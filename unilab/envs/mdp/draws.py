@@ -1,0 +1,92 @@
+"""Random values around those of the model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from unilab.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
+
+Range = tuple[float, float]
+Operation = Literal["add", "scale", "abs"]
+Distribution = Literal["uniform", "log_uniform", "gaussian"]
+OPERATIONS = ("add", "scale", "abs")
+DISTRIBUTIONS = ("uniform", "log_uniform", "gaussian")
+
+
+def draw_around(
+    env: ManagerBasedRlEnv,
+    env_ids: Tensor,
+    nominal: Tensor,
+    params: Range,
+    operation: str,
+    distribution: str,
+    draws: tuple[int, ...] | None = None,
+) -> Tensor:
+    """``[n, *nominal.shape]``: the nominal values with a draw added to them, or the like.
+
+    Args:
+        env: the environment.
+        env_ids: ``[n]``.
+        nominal: ``[m, ...]``.
+        params: bounds, or mean and deviation.
+        operation: one of :data:`OPERATIONS`.
+        distribution: one of :data:`DISTRIBUTIONS`.
+        draws: shape of an environment's draws, to be broadcast; None draws for every value.
+
+    Raises:
+        ConfigError: an unknown operation or distribution, or bounds that do not fit it.
+    """
+    for kind, given, options in (
+        ("operation", operation, OPERATIONS),
+        ("distribution", distribution, DISTRIBUTIONS),
+    ):
+        if given not in options:
+            raise ConfigError(
+                f"{kind} is {given!r}{did_you_mean(given, options)}: expected one of {options}"
+            )
+    low, high = params
+    if distribution != "gaussian" and not low <= high:
+        raise ConfigError(f"range {params} is reversed: expected (low, high)")
+    if distribution == "log_uniform" and not low > 0.0:
+        raise ConfigError(f"range {params} is not positive, as log_uniform needs")
+    n = env_ids.shape[0]
+    draw = torch.empty(
+        (n, *(draws or nominal.shape)), dtype=nominal.dtype, device=env.generator.device
+    )
+    if distribution == "uniform":
+        draw.uniform_(low, high, generator=env.generator)
+    elif distribution == "log_uniform":
+        bounds = torch.tensor(params, dtype=nominal.dtype).log().tolist()
+        draw.uniform_(*bounds, generator=env.generator).exp_()
+    else:
+        draw.normal_(low, high, generator=env.generator)
+    draw = draw.to(nominal.device)
+    if operation == "abs":
+        return draw.expand(n, *nominal.shape)
+    return nominal + draw if operation == "add" else nominal * draw
+
+
+def require_positive(value: Tensor, what: str, params: Range, zero: bool = False) -> None:
+    """Refuse values that physics has no meaning for.
+
+    Args:
+        value: what was drawn.
+        what: the parameter's name, for messages.
+        params: what it was drawn from, for messages.
+        zero: whether 0 is allowed.
+
+    Raises:
+        ConfigError: a value is negative, or 0 where that is not allowed.
+    """
+    least = float(value.min()) if value.numel() else 1.0
+    if least < 0.0 or (least == 0.0 and not zero):
+        raise ConfigError(
+            f"range {params} makes a {what} of {least:g}: it must be "
+            f"{'at least 0' if zero else 'more than 0'}"
+        )

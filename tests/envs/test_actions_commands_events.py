@@ -10,6 +10,7 @@ import torch
 from envs.tables import ON_TWINS, act, go2, twins, twins_cfg
 
 from unilab.envs import (
+    CommandTermCfg,
     EntityCfg,
     EventTermCfg,
     ManagerBasedRlEnv,
@@ -17,7 +18,9 @@ from unilab.envs import (
     SceneEntityCfg,
     TerminationTermCfg,
     mdp,
+    reads,
 )
+from unilab.envs.managers import CommandTerm
 from unilab.errors import CapabilityError, ConfigError, NonFiniteError
 from unilab.tasks.velocity.go2 import go2_velocity_flat
 
@@ -384,6 +387,41 @@ def test_a_startup_event_happens_once_to_all(tmp_path):
         env.reset()
     assert log == [[0, 1, 2, 3]]
     assert env.backend.expand("body_mass")[:, 1].tolist() == [2.0] * 4
+
+
+@reads("joint_pos")
+def shift(env, env_ids, log, asset_cfg):
+    """Half a radian further than now."""
+    joint_pos = env.scene[asset_cfg.name].data.joint_pos
+    log.append(joint_pos.clone())
+    env.scene[asset_cfg.name].write_joint_state(joint_pos + 0.5, torch.zeros_like(joint_pos))
+
+
+def test_a_startup_event_may_read_and_others_see_what_it_wrote(tmp_path):
+    log: list[torch.Tensor] = []
+    event = EventTermCfg(func=shift, mode="startup", params={"log": log, **ON_TWINS})
+    env = twins(tmp_path, events={"shift": event})
+    home = env.backend.default_qpos.float().expand(4, -1)
+    assert torch.equal(log[0], home)
+    torch.testing.assert_close(env.scene["twins"].data.joint_pos, home + 0.5)
+
+
+def test_a_command_that_reads_what_nobody_declared_fails_at_construction(tmp_path):
+    class Torque(CommandTerm):
+        command = property(lambda self: torch.zeros(4, 1))
+
+        def resample(self, rows):
+            pass
+
+        def metrics(self):
+            return {"torque": self._env.scene["twins"].data.joint_torque.sum(1)}
+
+    class TorqueCfg(CommandTermCfg):
+        def build(self, env):
+            return Torque(self, env)
+
+    with pytest.raises(ConfigError, match=r"twins.data.joint_torque was read by a term that did"):
+        twins(tmp_path, commands={"torque": TorqueCfg(resampling_time_range=(1.0, 1.0))})
 
 
 def test_a_fixed_entity_has_no_root_to_write(tmp_path):

@@ -151,8 +151,9 @@ class ManagerBasedRlEnv(TorchEnv):
         self.curriculum_manager = CurriculumManager(cfg.curriculum, self)
         self.metrics_manager = MetricsManager(cfg.metrics, self)
         self.recorder_manager = RecorderManager(cfg.recorders, cfg.recording, self)
-        self.event_manager.startup()
         self.scene.compile_tensor_reads()
+        self.event_manager.startup()
+        self.scene.read()
         self.command_manager.prepare()
         tracked, measured = self.command_manager.metric_names, self.metrics_manager.term_names
         self._episodes = EpisodeSums(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from envs.tables import ON_TWINS, act, drive, go2, twins
+from torchrl.data import Bounded
 from torchrl.envs import InitTracker, TransformedEnv
 
 import unilab
@@ -48,6 +49,15 @@ def test_spaces_are_those_of_the_environment(tmp_path):
         "critic": (6, 49),
     }
     assert one.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
+
+
+def test_the_action_space_has_the_environments_bounds():
+    cheetahs = GymnasiumVectorEnv(unilab.make("gym/HalfCheetah-v5", num_envs=2))
+    cheetahs.env.action_spec = Bounded(-0.5, 2.0, (2, 6))
+
+    assert cheetahs.single_action_space == gymnasium.spaces.Box(-1.0, 1.0, (6,), np.float32)
+    again = GymnasiumVectorEnv(cheetahs.env)
+    assert again.single_action_space == gymnasium.spaces.Box(-0.5, 2.0, (6,), np.float32)
 
 
 def test_a_rollout_is_that_of_the_environment_itself():

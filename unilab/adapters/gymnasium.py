@@ -63,8 +63,9 @@ class GymnasiumVectorEnv(VectorEnv):
         self.single_observation_space = (
             gymnasium.spaces.Dict(groups) if len(groups) > 1 else groups["obs"]
         )
-        width = env.action_spec.shape[-1]
-        self.single_action_space = gymnasium.spaces.Box(-1.0, 1.0, (width,), np.float32)
+        bounds = env.action_spec.space
+        low, high = (bound[0].cpu().numpy() for bound in (bounds.low, bounds.high))
+        self.single_action_space = gymnasium.spaces.Box(low, high, low.shape, np.float32)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self._root: TensorDictBase | None = None
@@ -101,7 +102,7 @@ class GymnasiumVectorEnv(VectorEnv):
         """Take a control step and begin the next episode where one ended.
 
         Args:
-            actions: ``[num_envs, action_dim]``, in [-1, 1].
+            actions: ``[num_envs, action_dim]``, within ``action_space``.
 
         Raises:
             ConfigError: there was no reset before, or the actions have another shape.

@@ -9,7 +9,7 @@ from rsl_rl.env import VecEnv
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from unilab.envs import ManagerBasedRlEnv, ManagerBasedRlEnvCfg
+from unilab.envs import TorchEnv
 from unilab.errors import ConfigError
 
 __all__ = ["RslRlVecEnv"]
@@ -26,11 +26,11 @@ class RslRlVecEnv(VecEnv):
 
     Args:
         env: the environment, which belongs to the adapter from now on.
-        clip_actions: bound of the actions' absolute values; None passes them on as they come, for
-            a task whose actions are not meant to lie within the environment's [-1, 1].
+        clip_actions: whether to bring actions within the environment's bounds, which RSL-RL's
+            policies do not know; False is for a task whose actions are not meant to have any.
 
     Raises:
-        ConfigError: the environment is not one of ours, or the bound is not positive.
+        ConfigError: the environment is not one of ours, or does not say how long an episode is.
 
     >>> import unilab
     >>> from unilab.adapters import RslRlVecEnv
@@ -39,26 +39,27 @@ class RslRlVecEnv(VecEnv):
     {'actor': ['policy'], 'critic': ['policy']}
     """
 
-    def __init__(self, env: Any, *, clip_actions: float | None = 1.0) -> None:
-        if not isinstance(env, ManagerBasedRlEnv):
+    def __init__(self, env: Any, *, clip_actions: bool = True) -> None:
+        if not isinstance(env, TorchEnv):
             raise ConfigError(
                 f"env is a {type(env).__name__}: give the environment that unilab.make returns, "
                 "without transforms"
             )
-        if clip_actions is not None and not clip_actions > 0.0:
-            raise ConfigError(f"clip_actions is {clip_actions}: give a bound above 0, or None")
+        length = getattr(env, "max_episode_length", None)
+        if length is None:
+            raise ConfigError(
+                f"{type(env).__name__} has no max_episode_length, which RSL-RL asks for: set it to "
+                "the control steps of an episode"
+            )
         self.env = env
-        self.clip_actions = clip_actions
+        self.cfg: Any = getattr(env, "cfg", None)
         self.num_envs: int = env.num_envs
         self.num_actions: int = env.action_spec.shape[-1]
-        self.max_episode_length: int = env.max_episode_length
+        self.max_episode_length: int = int(length)
         self.device: torch.device = env.device
+        self._bounds = env.action_spec.space if clip_actions else None
+        self._drain_metrics = getattr(env, "drain_metrics", dict)
         self._root: TensorDictBase = env.reset()
-
-    @property
-    def cfg(self) -> ManagerBasedRlEnvCfg:
-        """The task."""
-        return self.env.cfg
 
     @property
     def obs_groups(self) -> dict[str, list[str]]:
@@ -100,8 +101,8 @@ class RslRlVecEnv(VecEnv):
             RSL-RL bootstraps. When an episode ended, ``log`` has the means over those that did,
             by our metrics' names.
         """
-        if self.clip_actions is not None:
-            actions = actions.clamp(-self.clip_actions, self.clip_actions)
+        if self._bounds is not None:
+            actions = torch.clamp(actions, self._bounds.low, self._bounds.high)
         data, self._root = self.env.step_and_maybe_reset(self._root.set("action", actions))
         after = data["next"]
         dones = after["done"].squeeze(-1)
@@ -109,7 +110,7 @@ class RslRlVecEnv(VecEnv):
             "time_outs": (after["truncated"] & ~after["terminated"]).squeeze(-1)
         }
         if dones.any():
-            extras["log"] = self.env.drain_metrics()
+            extras["log"] = self._drain_metrics()
         return self.get_observations(), after["reward"].squeeze(-1), dones.long(), extras
 
     def seed(self, seed: int) -> int:

@@ -42,6 +42,29 @@ def test_every_task_has_a_configuration_that_its_environment_accepts():
         registry.factory(task, num_envs=cfg.algo.num_envs, overrides=cfg.env)
 
 
+@pytest.fixture
+def own(monkeypatch):
+    """A registry with a task of a user's own."""
+    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
+    settings = {"algo": {"num_envs": 5, "algo_params": {"tau": 0.5}}}
+    registry.register("mine/swing", registry._registered["pendulum_swingup"], training=settings)
+
+
+def test_a_registered_task_composes_with_its_own_settings(own):
+    cfg = compose(["task=mine/swing", "algo.batch_size=7"])
+    assert cfg.task == "mine/swing"
+    assert (cfg.algo.num_envs, cfg.algo.batch_size, cfg.algo.algo_params.tau) == (5, 7, 0.5)
+    assert cfg.algo.gamma == TrainCfg(task="x").algo.gamma
+    assert tasks() == sorted(set(registry.names()) - {"mine/swing"})
+
+
+def test_a_setting_of_a_registered_task_that_does_not_exist_is_refused(own):
+    swing = registry._registered["pendulum_swingup"]
+    registry.register("typo", swing, training={"algo": {"num_env": 5}})
+    with pytest.raises(ConfigError, match=r"num_env\b.*did you mean 'num_envs'"):
+        compose(["task=typo"])
+
+
 def test_the_default_task_is_the_go2():
     assert compose().task == "go2_velocity_flat"
 

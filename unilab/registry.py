@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import cache
+from importlib import metadata
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
@@ -18,10 +20,23 @@ from unilab.envs import TorchEnv
 from unilab.errors import ConfigError, did_you_mean
 from unilab.tasks import PORTED_TASKS, TASKS, TaskCfg
 
-__all__ = ["Dims", "EnvFactory", "describe", "dims", "factory", "make", "names", "register"]
+__all__ = [
+    "Dims",
+    "EnvFactory",
+    "describe",
+    "dims",
+    "factory",
+    "make",
+    "names",
+    "register",
+    "training_settings",
+]
 
 CfgFactory = Callable[[], TaskCfg]
 _registered: dict[str, CfgFactory] = {**TASKS, **PORTED_TASKS}
+_training: dict[str, Mapping[str, Any]] = {}
+ENTRY_POINTS = "unilab.tasks"
+"""Group of entry points: modules of other packages that register tasks when they are imported."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +69,7 @@ class EnvFactory:
 
 def names() -> list[str]:
     """All task names, sorted."""
+    _import_packages()
     return sorted(_registered)
 
 
@@ -66,8 +82,13 @@ def describe(name: str) -> str:
     return (_cfg_factory(name).__doc__ or name).strip().splitlines()[0]
 
 
-def register(name: str, cfg_factory: CfgFactory) -> None:
+def register(
+    name: str, cfg_factory: CfgFactory, *, training: Mapping[str, Any] | None = None
+) -> None:
     """Add a task of your own.
+
+    Tasks of a package are found by name, on the command line too, if the module that registers them
+    is an entry point of the group ``unilab.tasks``.
 
     Args:
         name: the task's name.
@@ -75,6 +96,8 @@ def register(name: str, cfg_factory: CfgFactory) -> None:
             :class:`~unilab.envs.ManagerBasedRlEnvCfg`, or any frozen dataclass with a ``make``
             that builds its :class:`~unilab.envs.TorchEnv`; the first line of its docstring
             describes the task.
+        training: what ``unilab train`` is to use for it instead of its defaults, as in its
+            configuration files: ``{"algo": {"num_envs": 64}}``.
 
     Raises:
         ConfigError: the name is taken.
@@ -82,6 +105,35 @@ def register(name: str, cfg_factory: CfgFactory) -> None:
     if name in _registered:
         raise ConfigError(f"a task named {name!r} exists already: choose another name")
     _registered[name] = cfg_factory
+    _training[name] = dict(training or {})
+
+
+def training_settings(name: str) -> dict[str, Any]:
+    """What a task was registered with as ``training``.
+
+    Raises:
+        ConfigError: no such task.
+    """
+    _cfg_factory(name)
+    return dict(_training.get(name, {}))
+
+
+@cache
+def _import_packages() -> None:
+    """Import what other packages have in the group of entry points.
+
+    Raises:
+        ConfigError: one cannot be imported.
+    """
+    for point in metadata.entry_points(group=ENTRY_POINTS):
+        try:
+            point.load()
+        except Exception as error:
+            package = point.dist.name if point.dist is not None else "a package"
+            raise ConfigError(
+                f"{package} has tasks in {point.value!r}, whose import failed "
+                f"({type(error).__name__}: {error}): mend it or uninstall it"
+            ) from error
 
 
 def factory(
@@ -143,6 +195,8 @@ def dims(name: str, overrides: Mapping[str, Any] | None = None) -> Dims:
 
 
 def _cfg_factory(name: str) -> CfgFactory:
+    if name not in _registered:
+        _import_packages()
     try:
         return _registered[name]
     except KeyError:

@@ -89,6 +89,15 @@ def test_the_summary_of_a_stopped_run_says_how_far_and_how_to_continue():
     assert lines[-1] == "Continue     unilab train training.resume='runs/a b'"
 
 
+def test_the_summary_names_the_program_that_knows_the_task():
+    lines = summary(command="python arm.py train").splitlines()
+    assert lines[-3:] == [
+        "Picture      python arm.py plot 'runs/a b'",
+        "Play         python arm.py play 'runs/a b'",
+        "Continue     python arm.py train training.resume='runs/a b'",
+    ]
+
+
 def test_the_summary_of_a_finished_run_offers_more_steps():
     text = summary(frames=1000)
     assert text.startswith("Finished: 1,000 steps")

@@ -6,6 +6,7 @@ import argparse
 import runpy
 import sys
 from collections.abc import Sequence
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -13,9 +14,10 @@ import unilab
 from unilab import registry
 from unilab.cli.export import export_run
 from unilab.cli.play import play_run
+from unilab.conf import hydra_main
 from unilab.envs.nan_guard import replay_dump
 from unilab.errors import CapabilityError, UnilabError
-from unilab.record import plot_learning_curve
+from unilab.record import plot_learning_curve, started_as
 
 __all__ = ["example", "main"]
 
@@ -76,8 +78,11 @@ def _train(overrides: Sequence[str]) -> int:
     except UnilabError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    # A program that calls main() trains with its own name; so does `python -m unilab.cli`.
+    command = started_as() + (" train" if sys.argv[0].endswith(".py") else "")
     sys.argv[1:] = overrides
-    runpy.run_path(str(script), run_name="__main__")
+    train = runpy.run_path(str(script))["train"]
+    hydra_main(partial(train, command=command))()
     return 0
 
 

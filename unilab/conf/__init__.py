@@ -11,12 +11,14 @@ from typing import Any
 
 import hydra
 from hydra._internal.utils import get_args_parser
+from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from unilab import registry
 from unilab.collectors.placement import refuse_removed_key
 from unilab.errors import ConfigError, UnilabError, did_you_mean
 from unilab.record import RunFolder
@@ -142,8 +144,23 @@ def _checked(overrides: Sequence[str], *, any_task: bool = False) -> list[str]:
     return checked
 
 
+def _store_registered() -> list[str]:
+    """Give Hydra the tasks that were registered without a configuration file.
+
+    Returns:
+        All tasks that can be trained.
+    """
+    packaged = tasks()
+    own = [name for name in registry.names() if name not in packaged]
+    for name in own:
+        group, _, option = f"task/{name}".rpartition("/")
+        settings = {**registry.training_settings(name), "task": name}
+        ConfigStore.instance().store(option, settings, group=group, package="_global_")
+    return sorted([*packaged, *own])
+
+
 def _check_task(name: str) -> None:
-    known = tasks()
+    known = _store_registered()
     if name not in known:
         raise ConfigError(
             f"no task named {name!r}{did_you_mean(name, known)}; `unilab list` shows them: "

@@ -5,6 +5,7 @@ from unilab.envs.entity import EntityCfg, SceneEntityCfg
 from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv, ManagerBasedRlEnvCfg
 from unilab.envs.managers import (
     ActionTermCfg,
+    CommandTerm,
     CommandTermCfg,
     CurriculumTermCfg,
     EventTermCfg,
@@ -26,6 +27,7 @@ from unilab.envs.torch_env import TorchEnv
 
 __all__ = [
     "ActionTermCfg",
+    "CommandTerm",
     "CommandTermCfg",
     "CurriculumTermCfg",
     "EntityCfg",

@@ -111,12 +111,14 @@ def closing_summary(
     if results:
         lines.append("Results      " + ", ".join(results))
     more = f" algo.total_frames={2 * total_frames}" if done else ""
+    own = command.endswith(" train")  # a program with unilab's commands
+    program = command.removesuffix(" train") if own else _program("unilab")
     path = shlex.quote(str(run.path))
     lines += [
         f"Run folder   {run.path}",
         f"TensorBoard  {_program('tensorboard')} --logdir {path}",
-        f"Picture      {_program('unilab')} plot {path}",
-        f"Play         {_program('unilab')} play {path}",
+        f"Picture      {program} plot {path}",
+        f"Play         {program} play {path}",
         f"Continue     {command} training.resume={path}{more}",
     ]
     return "\n".join(lines)

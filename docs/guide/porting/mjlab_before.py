@@ -1,0 +1,194 @@
+"""Unitree Go2 follows a commanded velocity on flat ground."""
+
+import math
+
+import torch
+from mjlab.entity import Entity
+from mjlab.envs import ManagerBasedRlEnv, ManagerBasedRlEnvCfg
+from mjlab.envs.mdp import dr
+from mjlab.envs.mdp.actions import JointPositionActionCfg
+from mjlab.managers.curriculum_manager import CurriculumTermCfg
+from mjlab.managers.event_manager import EventTermCfg
+from mjlab.managers.observation_manager import ObservationGroupCfg, ObservationTermCfg
+from mjlab.managers.reward_manager import RewardTermCfg
+from mjlab.managers.scene_entity_config import SceneEntityCfg
+from mjlab.managers.termination_manager import TerminationTermCfg
+from mjlab.scene import SceneCfg
+from mjlab.sensor import ContactMatch, ContactSensorCfg
+from mjlab.sim import MujocoCfg, SimulationCfg
+from mjlab.tasks.registry import register_mjlab_task
+from mjlab.tasks.velocity import mdp
+from mjlab.tasks.velocity.mdp import UniformVelocityCommandCfg
+from mjlab.terrains import TerrainEntityCfg
+from mjlab.utils.noise import UniformNoiseCfg as Unoise
+from my_robots import get_go2_robot_cfg
+from my_training import ppo_cfg
+
+FEET = ("FL", "FR", "RL", "RR")
+ROBOT = SceneEntityCfg("robot")
+
+
+def upright(
+    env: ManagerBasedRlEnv,
+    std: float,
+    asset_cfg: SceneEntityCfg = ROBOT,
+) -> torch.Tensor:
+    asset: Entity = env.scene[asset_cfg.name]
+    tilt = torch.sum(torch.square(asset.data.projected_gravity_b[:, :2]), dim=1)
+    return torch.exp(-tilt / std**2)
+
+
+def velocity() -> ManagerBasedRlEnvCfg:
+    feet_ground_contact = ContactSensorCfg(
+        name="feet_ground_contact",
+        primary=ContactMatch(mode="geom", pattern=FEET, entity="robot"),
+        secondary=ContactMatch(mode="body", pattern="terrain"),
+        fields=("found", "force"),
+        reduce="netforce",
+        track_air_time=True,
+    )
+    actor_terms = {
+        "base_lin_vel": ObservationTermCfg(
+            func=mdp.builtin_sensor,
+            params={"sensor_name": "robot/imu_lin_vel"},
+            noise=Unoise(n_min=-0.5, n_max=0.5),
+        ),
+        "base_ang_vel": ObservationTermCfg(
+            func=mdp.builtin_sensor,
+            params={"sensor_name": "robot/imu_gyro"},
+            noise=Unoise(n_min=-0.2, n_max=0.2),
+        ),
+        "projected_gravity": ObservationTermCfg(
+            func=mdp.projected_gravity, noise=Unoise(n_min=-0.05, n_max=0.05)
+        ),
+        "joint_pos": ObservationTermCfg(
+            func=mdp.joint_pos_rel,
+            params={"biased": True},
+            noise=Unoise(n_min=-0.01, n_max=0.01),
+        ),
+        "joint_vel": ObservationTermCfg(
+            func=mdp.joint_vel_rel, noise=Unoise(n_min=-1.5, n_max=1.5)
+        ),
+        "actions": ObservationTermCfg(func=mdp.last_action),
+        "command": ObservationTermCfg(
+            func=mdp.generated_commands, params={"command_name": "twist"}
+        ),
+    }
+    critic_terms = {
+        **actor_terms,
+        "joint_pos": ObservationTermCfg(func=mdp.joint_pos_rel),
+        "foot_contact_forces": ObservationTermCfg(
+            func=mdp.foot_contact_forces, params={"sensor_name": "feet_ground_contact"}
+        ),
+    }
+    return ManagerBasedRlEnvCfg(
+        scene=SceneCfg(
+            terrain=TerrainEntityCfg(terrain_type="plane"),
+            entities={"robot": get_go2_robot_cfg()},
+            sensors=(feet_ground_contact,),
+        ),
+        observations={
+            "actor": ObservationGroupCfg(terms=actor_terms, enable_corruption=True),
+            "critic": ObservationGroupCfg(terms=critic_terms),
+        },
+        actions={
+            "joint_pos": JointPositionActionCfg(
+                entity_name="robot", actuator_names=(".*",), scale=0.5
+            )
+        },
+        commands={
+            "twist": UniformVelocityCommandCfg(
+                entity_name="robot",
+                resampling_time_range=(3.0, 8.0),
+                rel_standing_envs=0.1,
+                rel_heading_envs=0.3,
+                heading_command=True,
+                heading_control_stiffness=0.5,
+                ranges=UniformVelocityCommandCfg.Ranges(
+                    lin_vel_x=(-1.0, 1.0),
+                    lin_vel_y=(-1.0, 1.0),
+                    ang_vel_z=(-0.5, 0.5),
+                    heading=(-math.pi, math.pi),
+                ),
+            )
+        },
+        events={
+            "reset_base": EventTermCfg(
+                func=mdp.reset_root_state_uniform,
+                mode="reset",
+                params={"pose_range": {"yaw": (-3.14, 3.14)}, "velocity_range": {}},
+            ),
+            "push_robot": EventTermCfg(
+                func=mdp.push_by_setting_velocity,
+                mode="interval",
+                interval_range_s=(1.0, 3.0),
+                params={"velocity_range": {"x": (-0.5, 0.5), "y": (-0.5, 0.5)}},
+            ),
+            "foot_friction": EventTermCfg(
+                func=dr.geom_friction,
+                mode="startup",
+                params={
+                    "asset_cfg": SceneEntityCfg("robot", geom_names=FEET),
+                    "operation": "abs",
+                    "ranges": (0.3, 1.2),
+                    "shared_random": True,
+                },
+            ),
+            "encoder_bias": EventTermCfg(
+                func=dr.encoder_bias,
+                mode="startup",
+                params={
+                    "asset_cfg": SceneEntityCfg("robot"),
+                    "bias_range": (-0.015, 0.015),
+                },
+            ),
+        },
+        rewards={
+            "track_linear_velocity": RewardTermCfg(
+                func=mdp.track_linear_velocity,
+                weight=2.0,
+                params={"command_name": "twist", "std": math.sqrt(0.25)},
+            ),
+            "track_angular_velocity": RewardTermCfg(
+                func=mdp.track_angular_velocity,
+                weight=2.0,
+                params={"command_name": "twist", "std": math.sqrt(0.5)},
+            ),
+            "upright": RewardTermCfg(func=upright, weight=1.0, params={"std": math.sqrt(0.2)}),
+            "dof_pos_limits": RewardTermCfg(func=mdp.joint_pos_limits, weight=-1.0),
+            "action_rate_l2": RewardTermCfg(func=mdp.action_rate_l2, weight=-0.1),
+            "foot_slip": RewardTermCfg(
+                func=mdp.feet_slip,
+                weight=-0.1,
+                params={
+                    "sensor_name": "feet_ground_contact",
+                    "command_name": "twist",
+                    "asset_cfg": SceneEntityCfg("robot", site_names=FEET),
+                },
+            ),
+        },
+        terminations={
+            "time_out": TerminationTermCfg(func=mdp.time_out, time_out=True),
+            "fell_over": TerminationTermCfg(
+                func=mdp.bad_orientation, params={"limit_angle": math.radians(70.0)}
+            ),
+        },
+        curriculum={
+            "command_vel": CurriculumTermCfg(
+                func=mdp.commands_vel,
+                params={
+                    "command_name": "twist",
+                    "velocity_stages": [
+                        {"step": 0, "lin_vel_x": (-1.0, 1.0)},
+                        {"step": 5000 * 24, "lin_vel_x": (-1.5, 2.0)},
+                    ],
+                },
+            )
+        },
+        sim=SimulationCfg(mujoco=MujocoCfg(timestep=0.005)),
+        decimation=4,
+        episode_length_s=20.0,
+    )
+
+
+register_mjlab_task("velocity-go2", velocity(), velocity(), ppo_cfg())

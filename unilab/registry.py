@@ -35,8 +35,8 @@ __all__ = [
 CfgFactory = Callable[[], TaskCfg]
 _registered: dict[str, CfgFactory] = {**TASKS, **PORTED_TASKS}
 _training: dict[str, Mapping[str, Any]] = {}
-ENTRY_POINTS = "unilab.tasks"
-"""Group of entry points: modules of other packages that register tasks when they are imported."""
+# Entry points of this group are modules of other packages that register tasks when imported.
+_ENTRY_POINTS = "unilab.tasks"
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def _import_packages() -> None:
     Raises:
         ConfigError: one cannot be imported.
     """
-    for point in metadata.entry_points(group=ENTRY_POINTS):
+    for point in metadata.entry_points(group=_ENTRY_POINTS):
         try:
             point.load()
         except Exception as error:

@@ -13,6 +13,7 @@ import pytest
 from docs.pages import REPOSITORY, blocks
 
 from unilab import registry
+from unilab.errors import ConfigError
 from unilab.export import OnnxPolicy
 
 PAGE = "guide/new_task.md"
@@ -136,5 +137,5 @@ def test_a_package_whose_import_fails_is_named(
         r"broken-robots has tasks in 'broken_robots', whose import failed "
         r"\(ModuleNotFoundError: No module named 'no_such_physics'\): mend it or uninstall it"
     )
-    with pytest.raises(registry.ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message):
         registry.names()

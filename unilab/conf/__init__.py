@@ -134,8 +134,9 @@ def _checked(overrides: Sequence[str], *, any_task: bool = False) -> list[str]:
             ) from error
         key = override.key_or_group
         if key == "task":
+            known = _store_registered()
             if not any_task and not override.is_sweep_override():
-                _check_task(str(override.value()))
+                _check_task(str(override.value()), known)
         elif key.partition(".")[0].partition("/")[0] != "hydra":
             refuse_removed_key(key)
             check_key(TrainCfg, key)
@@ -159,8 +160,7 @@ def _store_registered() -> list[str]:
     return sorted([*packaged, *own])
 
 
-def _check_task(name: str) -> None:
-    known = _store_registered()
+def _check_task(name: str, known: Sequence[str]) -> None:
     if name not in known:
         raise ConfigError(
             f"no task named {name!r}{did_you_mean(name, known)}; `unilab list` shows them: "

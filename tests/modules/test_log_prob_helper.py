@@ -38,9 +38,20 @@ def test_c16_c17_the_built_in_actor_obeys_the_change_of_variables_in_any_range(b
     with torch.no_grad():
         actor.std_head.bias.uniform_(-0.5, 0.7)
         actor.mean_head.bias.uniform_(-1.0, 1.0)
-    # The ends as the actor holds them, in float32.
-    offset, scale = actor.action_offset.double(), actor.action_scale.double()
-    assert_log_prob_consistent(actor, squash(offset - scale, offset + scale), rows=32)
+    # The ends as a user writes them; the actor holds their middle and half width in float32.
+    assert_log_prob_consistent(actor, squash(low.double(), high.double()), rows=32)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [([-0.5, -1.0, -2.0], [0.7, 1.0, 0.1]), ([-1.05, -2.72, -1.57], [1.05, -0.84, 3.49])],
+)
+def test_c16_c17_ends_that_float32_cannot_hold_are_no_inconsistency(low, high, seed):
+    torch.manual_seed(seed)
+    actor = FlashSACActor(7, 3, action_low=low, action_high=high)
+    ends = (torch.tensor(end, dtype=torch.float64) for end in (low, high))
+    assert_log_prob_consistent(actor, squash(*ends))
 
 
 @pytest.mark.parametrize("range_", [(-1.0, 1.0), (0.0, 3.0)])

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from importlib import metadata
+from importlib.util import find_spec
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
@@ -19,6 +20,7 @@ import torch
 from unilab.envs import TorchEnv
 from unilab.errors import ConfigError, did_you_mean
 from unilab.tasks import PORTED_TASKS, TASKS, TaskCfg
+from unilab.tasks.ported import SUITES
 
 __all__ = [
     "Dims",
@@ -27,6 +29,7 @@ __all__ = [
     "dims",
     "factory",
     "make",
+    "missing_extra",
     "names",
     "register",
     "training_settings",
@@ -80,6 +83,19 @@ def describe(name: str) -> str:
         ConfigError: no such task.
     """
     return (_cfg_factory(name).__doc__ or name).strip().splitlines()[0]
+
+
+def missing_extra(name: str) -> str | None:
+    """The extra of unilab that a task needs and this installation lacks; None if it can be made.
+
+    Raises:
+        ConfigError: no such task.
+    """
+    _cfg_factory(name)
+    suite = name.partition("/")[0]
+    if name in PORTED_TASKS and find_spec(SUITES[suite]) is None:
+        return suite
+    return None
 
 
 def register(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
 from pathlib import Path
 from typing import Literal
@@ -12,7 +12,7 @@ from typing import Literal
 import mujoco
 import numpy as np
 import torch
-from mujoco.batch import MODEL_FIELDS, Batch, SimulationError
+from mujoco.batch import DATA_FIELDS, MODEL_FIELDS, Batch, SimulationError
 from torch import Tensor
 
 from unilab.backends.base import (
@@ -55,6 +55,10 @@ class MujocoBackend(SimBackend):
         num_envs: environments in the batch, at least 1.
         num_threads: worker threads including the caller's; 0 takes all cores.
         keyframe: name of the keyframe that holds the home pose; None takes the model's qpos0.
+        fields: further fields of MuJoCo's ``mjData`` to publish beside the state.
+        current: bring fields that follow from positions and velocities up to date with the state
+            after each step, at the price of kinematics once more; otherwise they are those that the
+            last substep began with, as ``mj_step`` leaves them.
 
     Raises:
         ConfigError: the file is missing or does not compile, or a value does not fit.
@@ -67,6 +71,8 @@ class MujocoBackend(SimBackend):
         *,
         num_threads: int = 0,
         keyframe: str | None = None,
+        fields: Sequence[str] = (),
+        current: bool = False,
     ) -> None:
         if num_envs < 1:
             raise ConfigError(f"num_envs is {num_envs}: give at least 1")
@@ -91,7 +97,13 @@ class MujocoBackend(SimBackend):
             for geom in map(self.mj_model.geom, range(self.mj_model.ngeom))
         )
         self.default_qpos, self.default_ctrl = _home(self.mj_model, keyframe)
-        self._views = {name: self._view(name) for name in _STATE_FIELDS}
+        for name in fields:
+            if name not in DATA_FIELDS:
+                raise ConfigError(
+                    f"mjData has no field {name!r} to publish{did_you_mean(name, DATA_FIELDS)}; "
+                    "see mujoco.batch.DATA_FIELDS"
+                )
+        self._views = {name: self._view(name) for name in (*_STATE_FIELDS, *fields)}
         self._qpos, self._qvel = (self._views[name].numpy() for name in ("qpos", "qvel"))
         self._ctrl = self._views["ctrl"]
         self._ctrl[0] = self.default_ctrl
@@ -103,7 +115,7 @@ class MujocoBackend(SimBackend):
         }
         # mj_step leaves sensors one substep behind the state. They are brought up to date only
         # once somebody holds a view of them: that costs kinematics once more a control step.
-        self._stage = _NONE
+        self._stage = _VEL if current else _NONE
         home = self.default_qpos.expand(num_envs, -1)
         self.set_state_tensor(torch.arange(num_envs), home, torch.zeros(num_envs, self.mj_model.nv))
 

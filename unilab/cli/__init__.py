@@ -89,7 +89,9 @@ def _train(overrides: Sequence[str]) -> int:
 def _list() -> None:
     width = max(map(len, registry.names()))
     for name in registry.names():
-        print(f"{name:{width}}  {registry.describe(name)}")
+        extra = registry.missing_extra(name)
+        hint = f' needs pip install "unilab-torchrl[{extra}]"' if extra else ""
+        print(f"{name:{width}}  {registry.describe(name)}{hint}")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -6,6 +6,8 @@ import logging
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
 import mujoco
@@ -17,7 +19,7 @@ from unilab.backends import MujocoBackend
 from unilab.envs import TorchEnv
 from unilab.envs.episodes import EpisodeSums
 from unilab.envs.finite import bad_rows, is_finite, non_finite
-from unilab.errors import ConfigError
+from unilab.errors import CapabilityError, ConfigError
 
 _logger = logging.getLogger(__name__)
 
@@ -37,6 +39,26 @@ class PortedEnvCfg:
     def __post_init__(self) -> None:
         if self.max_episode_steps < 1:
             raise ConfigError(f"max_episode_steps is {self.max_episode_steps}: give at least 1")
+
+
+SUITES = {"gym": "gymnasium"}
+"""Suites by the beginning of their tasks' names, which is also the extra that installs them."""
+
+
+def suite_folder(suite: str) -> Path:
+    """Where the package of a suite lies; it is not imported.
+
+    Raises:
+        CapabilityError: it is not installed.
+    """
+    package = SUITES[suite]
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
+        raise CapabilityError(
+            f"{suite}/ tasks read their models from {package}, which is not installed: "
+            f'pip install "unilab-torchrl[{suite}]"'
+        )
+    return Path(spec.origin).parent
 
 
 def quietly(compile_model: Callable[[], mujoco.MjModel]) -> mujoco.MjModel:
@@ -61,16 +83,19 @@ class PortedEnv(TorchEnv, Generic[Cfg]):
     Args:
         cfg: the task.
         model: its compiled model.
-        decimation: physics substeps of one control step.
+        current: whether derived fields are up to date with the state, or those that the last
+            substep began with.
         num_envs: environments in the batch, at least 1.
         device: where observations and rewards are published.
         seed: seed of everything that is random in the environment.
 
     Attributes:
+        decimation: physics substeps of one control step.
         reward_terms: names of the columns of :meth:`_rewards`.
         fields: derived fields of MuJoCo's ``mjData`` that the task reads, besides the state.
     """
 
+    decimation: int
     reward_terms: ClassVar[tuple[str, ...]]
     fields: ClassVar[tuple[str, ...]] = ()
 
@@ -79,19 +104,20 @@ class PortedEnv(TorchEnv, Generic[Cfg]):
         cfg: Cfg,
         model: mujoco.MjModel,
         *,
-        decimation: int,
+        current: bool = False,
         num_envs: int,
         device: torch.device | str = "cpu",
         seed: int | None = None,
     ) -> None:
         self.cfg = cfg
-        backend = MujocoBackend(model, num_envs, num_threads=cfg.num_threads)
+        backend = MujocoBackend(
+            model, num_envs, num_threads=cfg.num_threads, fields=self.fields, current=current
+        )
         super().__init__(num_envs=num_envs, device=device, seed=seed)
         self.backend = backend
-        self.decimation = decimation
-        self.step_dt = decimation * backend.timestep
+        self.step_dt = self.decimation * backend.timestep
         self.max_episode_length = cfg.max_episode_steps
-        self.data: Mapping[str, Tensor] = backend.get_state_views()
+        self.data = self._publish(backend.get_state_views())
         self._episodes = EpisodeSums(
             {
                 "Episode_Reward": self.reward_terms,
@@ -132,8 +158,16 @@ class PortedEnv(TorchEnv, Generic[Cfg]):
         """``[num_envs]`` bool, whether episodes ended other than by time."""
         return torch.zeros(self.num_envs, dtype=torch.bool)
 
+    def _publish(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Live tensors ``[num_envs, width]`` float64 by name, from the backend's views."""
+        return dict(views)
+
     def _before_step(self) -> None:
         """Keep what :meth:`_rewards` needs of the state before a step."""
+
+    def _advance(self, ctrl: Tensor) -> None:
+        """Advance physics by a control step under ``[num_envs, nu]`` controls."""
+        self.backend.step_tensor(ctrl, self.decimation)
 
     def _uniform(self, rows: int, width: int, scale: float) -> Tensor:
         """``[rows, width]`` float64 between ``-scale`` and ``scale``."""
@@ -167,7 +201,7 @@ class PortedEnv(TorchEnv, Generic[Cfg]):
     def _physics(self, action: Tensor) -> None:
         action = action.cpu().double()
         self._before_step()
-        self.backend.step_tensor(action, self.decimation)
+        self._advance(action)
         terms = torch.stack(tuple(self._rewards(action)), 1)
         host = torch.cat(
             (

@@ -15,26 +15,31 @@ from unilab.tasks.gym.env import GymEnv, GymEnvCfg
 class HalfCheetahCfg(GymEnvCfg):
     """``gym/HalfCheetah-v5``."""
 
+    ctrl_cost_weight: float = 0.1
+    reset_noise_scale: float = 0.1
+
     def make(self, *, num_envs: int, device: torch.device | str, seed: int | None) -> HalfCheetah:
         """Build the environment."""
-        return HalfCheetah(self, "half_cheetah.xml", 5, num_envs=num_envs, device=device, seed=seed)
+        return HalfCheetah(self, num_envs=num_envs, device=device, seed=seed)
 
 
 class HalfCheetah(GymEnv[HalfCheetahCfg]):
     """Gymnasium's ``HalfCheetah-v5``."""
 
+    model = "half_cheetah.xml"
+    decimation = 5
     reward_terms = ("forward", "ctrl")
 
     def _observation(self, data: Mapping[str, Tensor]) -> Tensor:
         return torch.cat((data["qpos"][:, 1:], data["qvel"]), 1)
 
     def _rewards(self, action: Tensor) -> Sequence[Tensor]:
-        return self._forward(), -self.cfg.ctrl_cost_weight * action.square().sum(1)
+        return self._forward(), self._ctrl_cost(action)
 
     def _velocity_noise(self, rows: int, scale: float) -> Tensor:
         return self._normal(rows, self.data["qvel"].shape[1], scale)
 
 
 def half_cheetah_v5() -> HalfCheetahCfg:
-    """Gymnasium's planar cheetah runs forward (6 joints, 50 s episodes)."""
+    """Gymnasium's planar cheetah runs forward (6 joints, 1000 steps of 0.05 s)."""
     return HalfCheetahCfg()

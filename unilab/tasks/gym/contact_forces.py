@@ -1,0 +1,119 @@
+"""Contact forces on bodies (``cfrc_ext``), as Gymnasium finds them after a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import mujoco
+import torch
+from torch import Tensor
+
+from unilab.backends import MujocoBackend
+from unilab.tasks.gym.env import FallingEnv, HealthyCfg, model_path
+from unilab.tasks.ported import quietly
+
+Cfg = TypeVar("Cfg", bound=HealthyCfg)
+
+
+class ContactEnv(FallingEnv[Cfg]):
+    """A Gymnasium task that reads ``data["cfrc_ext"]``, ``[num_envs, 6 * nbody]``.
+
+    Gymnasium calls ``mj_rnePostConstraint`` behind ``mj_step``, where the contacts are those that
+    the integrator met last: of a Runge-Kutta substep its fourth stage. A batch of simulations
+    publishes no contacts, but the fourth stage's positions and velocities. A second batch computes
+    the forces from them, in the rows that touch anything; a reset sets them to zero.
+
+    The robot has a free root, and a motor on each of its joints.
+    """
+
+    fields = (
+        "actuator_length",
+        "actuator_velocity",
+        "cdof",
+        "cvel",
+        "ncon",
+        "qacc_warmstart",
+        "xmat",
+        "xpos",
+        "xquat",
+    )
+
+    def __init__(
+        self,
+        cfg: Cfg,
+        *,
+        num_envs: int,
+        device: torch.device | str = "cpu",
+        seed: int | None = None,
+    ) -> None:
+        path = model_path(self.model)
+        self._forces = MujocoBackend(
+            quietly(lambda: _with_forces(path)),
+            num_envs,
+            num_threads=cfg.num_threads,
+            fields=("cfrc_ext", "qacc_warmstart"),
+        )
+        self._cfrc_ext = torch.zeros_like(self._forces.get_state_views()["cfrc_ext"])
+        super().__init__(cfg, num_envs=num_envs, device=device, seed=seed)
+        joints = {joint.name: joint for joint in self.backend.joints}
+        driven = [joints[a.joint] for a in self.backend.actuators if a.joint is not None]
+        self._qpos_columns = torch.tensor([joint.qpos.start for joint in driven])
+        self._qvel_columns = torch.tensor([joint.qvel.start for joint in driven])
+        self._gear = torch.from_numpy(self.backend.mj_model.actuator_gear[:, 0])
+
+    def _publish(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {**views, "cfrc_ext": self._cfrc_ext}
+
+    def _advance(self, ctrl: Tensor) -> None:
+        self.backend.step_tensor(ctrl, self.decimation - 1)
+        # All four stages of the last substep begin their search for forces here.
+        warm_start = self.data["qacc_warmstart"].clone()
+        self.backend.step_tensor(ctrl, 1)
+        self._cfrc_ext.zero_()
+        rows = (self.data["ncon"][:, 0] > 0).nonzero().flatten()
+        if rows.shape[0] == 0:
+            return
+        views = self._forces.get_state_views()
+        views["ctrl"].copy_(ctrl)
+        views["qacc_warmstart"].copy_(warm_start)
+        self._forces.set_state_tensor(rows, *self._last_stage(rows), reset=False)
+        self._cfrc_ext[rows] = views["cfrc_ext"][rows]
+
+    def _last_stage(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """``qpos`` and ``qvel`` of the integrator's last stage, from what follows from them."""
+        data = {name: self.data[name][rows] for name in ("qpos", "qvel", *ContactEnv.fields)}
+        root = slice(3, 6)  # three columns, or dofs, behind the first three
+        qpos, qvel = data["qpos"], data["qvel"]
+        qpos[:, :3], qpos[:, 3:7] = data["xpos"][:, root], data["xquat"][:, 4:8]
+        qpos[:, self._qpos_columns] = data["actuator_length"] / self._gear
+        qvel[:, self._qvel_columns] = data["actuator_velocity"] / self._gear
+        # cvel = sum of cdof_i * qvel_i; angular velocity first, and in qvel in the root's frame.
+        turning, moving = data["cvel"][:, 6:12].split(3, 1)
+        axes = data["xmat"][:, 9:18].reshape(-1, 3, 3)
+        local = (turning.unsqueeze(1) @ axes).squeeze(1)
+        lever = data["cdof"].reshape(rows.shape[0], -1, 6)[:, root, 3:]
+        qvel[:, :3] = moving - (local.unsqueeze(1) @ lever).squeeze(1)
+        qvel[:, root] = local
+        return qpos, qvel
+
+    def _commit_reset(self, rows: Tensor) -> None:
+        super()._commit_reset(rows)
+        self._cfrc_ext[rows.cpu()] = 0.0
+
+    def close(self, *, raise_if_closed: bool = True) -> None:
+        """Free the physics; a second call does nothing."""
+        super().close(raise_if_closed=raise_if_closed)
+        self._forces.close()
+
+
+def _with_forces(path: Path) -> mujoco.MjModel:
+    """The model, and a sensor for whose sake MuJoCo computes forces on bodies."""
+    spec = mujoco.MjSpec.from_file(str(path))
+    spec.add_sensor(
+        type=mujoco.mjtSensor.mjSENS_FRAMELINACC,
+        objtype=mujoco.mjtObj.mjOBJ_BODY,
+        objname=spec.worldbody.first_body().name,
+    )
+    return spec.compile()

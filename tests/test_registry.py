@@ -63,11 +63,10 @@ def test_make_builds_the_task_with_everything_asked_for():
 
 
 def test_the_packaged_tasks_are_listed_and_described():
-    assert registry.names() == [
+    assert [name for name in registry.names() if "/" not in name] == [
         "cartpole_swingup",
         "g1_velocity_flat",
         "go2_velocity_flat",
-        "gym/HalfCheetah-v5",
         "pendulum_swingup",
     ]
     assert registry.describe("go2_velocity_flat").startswith("Unitree Go2 follows a commanded")

@@ -183,6 +183,21 @@ class MujocoBackend(SimBackend):
         except SimulationError as error:
             raise self._fault(error) from error
 
+    def step_rows(self, rows: Tensor, nstep: int) -> None:
+        """Advance some environments under the controls that they have.
+
+        Args:
+            rows: ``[n]`` int64 environment indices, unique and ascending.
+            nstep: physics substeps.
+
+        Raises:
+            EnvFaultedError: physics raised in some environments; names the rows.
+        """
+        try:
+            self._batch.step(rows.numpy(), nstep=nstep, stage=self._stage)
+        except SimulationError as error:
+            raise self._fault(error) from error
+
     def get_replay_state(self) -> Tensor:
         return self._rows
 

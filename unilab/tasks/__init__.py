@@ -8,6 +8,7 @@ from typing import Protocol
 from unilab.envs import ManagerBasedRlEnvCfg, TorchEnv
 from unilab.tasks.classic.cartpole import cartpole_swingup
 from unilab.tasks.classic.pendulum import pendulum_swingup
+from unilab.tasks.dmc import cartpole, cheetah, dog, humanoid, pendulum, quadruped, walker
 from unilab.tasks.gym.ant import ant_v5
 from unilab.tasks.gym.half_cheetah import half_cheetah_v5
 from unilab.tasks.gym.hopper import hopper_v5
@@ -34,6 +35,22 @@ TASKS: dict[str, Callable[[], ManagerBasedRlEnvCfg]] = {
 """Config factories by task name; the first line of a factory's docstring describes the task."""
 
 PORTED_TASKS: dict[str, Callable[[], TaskCfg]] = {
+    "dmc/cartpole-balance": cartpole.balance,
+    "dmc/cartpole-swingup": cartpole.swingup,
+    "dmc/cheetah-run": cheetah.run,
+    "dmc/dog-run": dog.run,
+    "dmc/dog-stand": dog.stand,
+    "dmc/dog-trot": dog.trot,
+    "dmc/dog-walk": dog.walk,
+    "dmc/humanoid-run": humanoid.run,
+    "dmc/humanoid-stand": humanoid.stand,
+    "dmc/humanoid-walk": humanoid.walk,
+    "dmc/pendulum-swingup": pendulum.swingup,
+    "dmc/quadruped-run": quadruped.run,
+    "dmc/quadruped-walk": quadruped.walk,
+    "dmc/walker-run": walker.run,
+    "dmc/walker-stand": walker.stand,
+    "dmc/walker-walk": walker.walk,
     "gym/Ant-v5": ant_v5,
     "gym/HalfCheetah-v5": half_cheetah_v5,
     "gym/Hopper-v5": hopper_v5,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from unilab.envs.finite import bad_rows, is_finite, non_finite
 from unilab.errors import CapabilityError, ConfigError
 
 _logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +43,7 @@ class PortedEnvCfg:
             raise ConfigError(f"max_episode_steps is {self.max_episode_steps}: give at least 1")
 
 
-SUITES = {"gym": "gymnasium"}
+SUITES = {"dmc": "dm_control", "gym": "gymnasium"}
 """Suites by the beginning of their tasks' names, which is also the extra that installs them."""
 
 
@@ -61,13 +63,15 @@ def suite_folder(suite: str) -> Path:
     return Path(spec.origin).parent
 
 
-def quietly(compile_model: Callable[[], mujoco.MjModel]) -> mujoco.MjModel:
-    """A compiled model, without MuJoCo's advice to its author."""
+def quietly(compile_model: Callable[[], T]) -> T:
+    """A model or its source, without MuJoCo's advice to its author."""
     # Without a handler MuJoCo prints each warning and appends it to a MUJOCO_LOG.TXT.
     before = mujoco.get_mju_user_warning()
     mujoco.set_mju_user_warning(_logger.debug)
     try:
-        return compile_model()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return compile_model()
     finally:
         mujoco.set_mju_user_warning(before)
 
@@ -126,7 +130,7 @@ class PortedEnv(TorchEnv, Generic[Cfg]):
             num_envs,
             self.device,
         )
-        self._staged: tuple[Tensor, Tensor, Tensor] | None = None
+        self._staged: tuple[Tensor, dict[str, Tensor]] | None = None
         self._staggering = cfg.init_at_random_ep_len
         self._width = self._observation(self.data).shape[1]
         self._make_specs(len(backend.actuators))
@@ -151,8 +155,12 @@ class PortedEnv(TorchEnv, Generic[Cfg]):
         """
 
     @abstractmethod
-    def _initial_state(self, rows: int) -> tuple[Tensor, Tensor]:
-        """Drawn ``qpos`` and ``qvel``, ``[rows, nq]`` and ``[rows, nv]`` float64."""
+    def _initial_state(self, rows: int) -> dict[str, Tensor]:
+        """Drawn fields of the state that episodes begin with, ``[rows, width]`` float64.
+
+        Returns:
+            ``qpos`` and ``qvel``, and what :meth:`_write` knows of besides.
+        """
 
     def _terminated(self) -> Tensor:
         """``[num_envs]`` bool, whether episodes ended other than by time."""
@@ -169,12 +177,16 @@ class PortedEnv(TorchEnv, Generic[Cfg]):
         """Advance physics by a control step under ``[num_envs, nu]`` controls."""
         self.backend.step_tensor(ctrl, self.decimation)
 
-    def _uniform(self, rows: int, width: int, scale: float) -> Tensor:
-        """``[rows, width]`` float64 between ``-scale`` and ``scale``."""
+    def _write(self, rows: Tensor, start: dict[str, Tensor]) -> None:
+        """Begin episodes of some rows in a state of :meth:`_initial_state`."""
+        self.backend.set_state_tensor(rows, start["qpos"], start["qvel"])
+
+    def _uniform(self, rows: int, low: Tensor, high: Tensor) -> Tensor:
+        """``[rows, width]`` float64 between bounds ``[width]``."""
         unit = torch.rand(
-            rows, width, dtype=torch.float64, device=self.device, generator=self.generator
+            rows, len(low), dtype=torch.float64, device=self.device, generator=self.generator
         )
-        return ((2.0 * unit - 1.0) * scale).cpu()
+        return low + (high - low) * unit.cpu()
 
     def _normal(self, rows: int, width: int, scale: float) -> Tensor:
         """``[rows, width]`` float64 with standard deviation ``scale``."""
@@ -238,7 +250,7 @@ class PortedEnv(TorchEnv, Generic[Cfg]):
         return {"obs": self._observation(data).float().to(self.device)}
 
     def _stage_reset(self, rows: Tensor) -> None:
-        self._staged = (rows.cpu(), *self._initial_state(rows.shape[0]))
+        self._staged = rows.cpu(), self._initial_state(rows.shape[0])
 
     def _discard_reset(self) -> None:
         self._staged = None
@@ -247,7 +259,7 @@ class PortedEnv(TorchEnv, Generic[Cfg]):
         assert self._staged is not None
         staged, self._staged = self._staged, None
         self._episodes.reset(rows)
-        self.backend.set_state_tensor(*staged)
+        self._write(*staged)
         if self._staggering and rows.shape[0] == self.num_envs:
             self._staggering = False
             self.episode_length.random_(0, self.max_episode_length, generator=self.generator)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import mujoco
 import torch
@@ -28,7 +28,7 @@ class ContactEnv(FallingEnv[Cfg]):
     The robot has a free root, and a motor on each of its joints.
     """
 
-    fields = (
+    fields: ClassVar[tuple[str, ...]] = (
         "actuator_length",
         "actuator_velocity",
         "cdof",

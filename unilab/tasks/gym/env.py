@@ -99,14 +99,19 @@ class GymEnv(PortedEnv[Cfg]):
         """``[num_envs]``, the reward for the action, which is not positive."""
         return -self.cfg.ctrl_cost_weight * action.square().sum(1)
 
-    def _initial_state(self, rows: int) -> tuple[Tensor, Tensor]:
+    def _initial_state(self, rows: int) -> dict[str, Tensor]:
         scale = self.cfg.reset_noise_scale
         home = self.backend.default_qpos
-        return home + self._uniform(rows, home.shape[0], scale), self._velocity_noise(rows, scale)
+        noise = torch.full_like(home, scale)
+        return {
+            "qpos": home + self._uniform(rows, -noise, noise),
+            "qvel": self._velocity_noise(rows, scale),
+        }
 
     def _velocity_noise(self, rows: int, scale: float) -> Tensor:
         """``[rows, nv]``, the velocities that an episode begins with."""
-        return self._uniform(rows, self.data["qvel"].shape[1], scale)
+        noise = self.data["qvel"].new_full((self.data["qvel"].shape[1],), scale)
+        return self._uniform(rows, -noise, noise)
 
 
 class FallingEnv(GymEnv[FallingCfg]):

@@ -1,0 +1,220 @@
+"""Tasks of the DeepMind Control Suite against dm_control itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import unilab
+from unilab import registry
+from unilab.errors import CapabilityError, ConfigError
+from unilab.tasks import PORTED_TASKS
+from unilab.tasks.dmc.rewards import INF, tolerance
+from unilab.tasks.ported import PortedEnv
+
+pytest.importorskip("dm_control", reason="needs dm_control: pip install 'unilab-torchrl[dmc]'")
+
+from dm_control.utils import rewards
+from reference import control_suite
+from scipy import stats
+
+TASKS = [name for name in PORTED_TASKS if name.startswith("dmc/")]
+# The first task of each domain; the others differ in their rewards only.
+DOMAINS = list({name.partition("-")[0]: name for name in reversed(TASKS)}.values())
+# Observations and rewards are float32 here and float64 there.
+CLOSE = {"rtol": 1e-6, "atol": 1e-6}
+
+every_task = pytest.mark.parametrize("task", TASKS)
+
+
+def make(task: str, num_envs: int = 2, **overrides: object) -> PortedEnv:
+    env = unilab.make(task, num_envs=num_envs, seed=0, overrides={"num_threads": 1, **overrides})
+    assert isinstance(env, PortedEnv)
+    return env
+
+
+def actions(reference, steps: int, rows: int) -> np.ndarray:
+    spec, draw = reference.action_spec(), np.random.default_rng(0)
+    return draw.uniform(spec.minimum, spec.maximum, (steps, rows, *spec.shape)).astype(np.float32)
+
+
+@every_task
+def test_random_actions_give_what_dm_control_gives(task: str) -> None:
+    env, references = make(task), [control_suite.load(task) for _ in range(2)]
+    root = env.reset()
+    for row, reference in enumerate(references):
+        first = control_suite.begin(reference, env.backend.get_replay_state()[row].numpy())
+        np.testing.assert_allclose(root["obs"][row].numpy(), first, **CLOSE)
+    for step in actions(references[0], 999 if task in DOMAINS else 100, 2):
+        after = env.step(root.set("action", torch.from_numpy(step)))["next"]
+        for row, reference in enumerate(references):
+            expected = reference.step(step[row].astype(float))
+            data = reference.physics.data
+            assert np.array_equal(env.data["qpos"][row].numpy(), data.qpos)
+            assert np.array_equal(env.data["qvel"][row].numpy(), data.qvel)
+            obs = control_suite.flat(expected.observation)
+            np.testing.assert_allclose(after["obs"][row].numpy(), obs, **CLOSE)
+            np.testing.assert_allclose(after["reward"][row].item(), expected.reward, **CLOSE)
+            assert not after["done"][row]
+            assert not expected.last()
+    env.close()
+
+
+@every_task
+def test_rewards_are_dm_controls_wherever_a_robot_is_and_however_fast(task: str) -> None:
+    rows = 100
+    env, reference = make(task, rows), control_suite.load(task)
+    root = env.reset()
+    draw = torch.Generator().manual_seed(0)
+    qvel = torch.randn(env.data["qvel"].shape, dtype=torch.float64, generator=draw)
+    # Fast ones and slow ones, most of them forward.
+    qvel *= torch.linspace(0.0, 2.0, rows).unsqueeze(1)
+    qvel[:, 0] += torch.linspace(0.0, 12.0, rows) * (env.data["qvel"].shape[1] > 2)
+    qpos = env.data["qpos"].clone()
+    if "cartpole" in task:
+        qpos[:, 1] = torch.linspace(0.0, 2.0 * torch.pi, rows)
+    env.backend.set_state_tensor(torch.arange(rows), qpos, qvel)
+    states = env.backend.get_replay_state().clone().numpy()
+    (action,) = actions(reference, 1, rows)
+    reward = env.step(root.set("action", torch.from_numpy(action)))["next", "reward"]
+    env.close()
+    there = []
+    for state, act in zip(states, action, strict=True):
+        control_suite.begin(reference, state)
+        there.append(reference.step(act.astype(float)).reward)
+
+    np.testing.assert_allclose(reward[:, 0].numpy(), there, **CLOSE)
+    assert np.std(there) > 0.01, "states tell rewards apart"
+
+
+@pytest.mark.parametrize("task", DOMAINS)
+def test_episodes_begin_like_dm_controls(task: str) -> None:
+    env, reference = make(task, num_envs=400), control_suite.load(task)
+    ours = env.reset()["obs"].double().numpy()
+    theirs = np.stack([control_suite.flat(reference.reset().observation) for _ in range(150)])
+    env.close()
+
+    # Equal columns differ by their rounding; a hundred columns would each be odd now and then.
+    pairs = zip(ours.T.round(4), theirs.T.round(4), strict=True)
+    odds = [stats.ks_2samp(here, there).pvalue for here, there in pairs]
+    assert min(odds) > 1e-3 / len(odds)
+
+
+@every_task
+def test_the_interface_is_dm_controls(task: str) -> None:
+    env, there = make(task, num_envs=1), control_suite.load(task)
+    env.close()
+    spec = there.action_spec()
+
+    assert np.array_equal(env.action_spec.space.low[0].numpy(), spec.minimum.astype(np.float32))
+    assert np.array_equal(env.action_spec.space.high[0].numpy(), spec.maximum.astype(np.float32))
+    assert env.step_dt == pytest.approx(there.control_timestep())
+    assert env.max_episode_length == there._step_limit == 1000
+
+
+@pytest.mark.parametrize("task", ["dmc/humanoid-run", "dmc/cheetah-run", "dmc/dog-run"])
+def test_selected_rows_begin_anew_and_the_others_go_on(task: str) -> None:
+    env = make(task, num_envs=3, max_episode_steps=1000)
+    data = env.rollout(5)[:, -1]["next"]
+    last = data["obs"].clone()
+    state = env.backend.get_replay_state().clone()
+    data["_reset"] = torch.tensor([[False], [True], [False]])
+    begun = env.reset(data)
+
+    assert torch.equal(begun["obs"][[0, 2]], last[[0, 2]])
+    assert not torch.equal(begun["obs"][1], last[1])
+    assert torch.equal(env.backend.get_replay_state()[[0, 2]], state[[0, 2]])
+    assert env.episode_length.tolist() == [5, 0, 5]
+    assert env.data["time"][1] == 0.0
+    env.close()
+
+
+@pytest.mark.parametrize("task", ["dmc/humanoid-run", "dmc/quadruped-run"])
+def test_no_episode_begins_within_something(task: str) -> None:
+    env = make(task, num_envs=50)
+    env.reset()
+    assert not env._touching(env.data["qpos"]).any()
+    env.close()
+
+
+def test_the_time_limit_truncates() -> None:
+    env = make("dmc/walker-walk", max_episode_steps=2)
+    data = env.rollout(2, break_when_any_done=False)["next"]
+    env.close()
+
+    assert data["truncated"][:, :, 0].int().tolist() == [[0, 1]] * 2
+    assert not data["terminated"].any()
+
+
+def test_a_speed_can_be_set() -> None:
+    def rewards_at(**overrides: float) -> torch.Tensor:
+        env = make("dmc/walker-walk", **overrides)
+        torch.manual_seed(0)
+        reward = env.rollout(20)["next", "reward"]
+        env.close()
+        return reward
+
+    assert not torch.equal(rewards_at(move_speed=0.1), rewards_at())
+
+
+@given(
+    x=st.lists(st.floats(-30.0, 30.0), min_size=1, max_size=8),
+    bounds=st.sampled_from([(0.0, 0.0), (-1.0, 2.0), (1.2, INF)]),
+    margin=st.sampled_from([0.0, 0.6, 5.0]),
+    sigmoid=st.sampled_from(["gaussian", "linear", "quadratic"]),
+    value=st.sampled_from([0.0, 0.1, 0.5, 0.9]),
+)
+def test_tolerance_is_dm_controls(x, bounds, margin, sigmoid, value) -> None:
+    value = value or (0.1 if sigmoid == "gaussian" else 0.0)
+    arguments = {"margin": margin, "sigmoid": sigmoid, "value_at_margin": value}
+    here = tolerance(torch.tensor(x, dtype=torch.float64), bounds, **arguments)
+    there = rewards.tolerance(np.array(x), bounds, **arguments)
+    np.testing.assert_allclose(here.numpy(), there, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("task", "overrides", "message"),
+    [
+        ("walker-run", {"mov_speed": 1.0}, r"no 'mov_speed' \(did you mean 'move_speed'"),
+        ("walker-run", {"move_speed": -1.0}, r"move_speed is -1.0: give at least 0"),
+        ("quadruped-run", {"move_speed": 0.0}, r"move_speed is 0: the quadruped has no task of"),
+        ("cheetah-run", {"move_speed": 0.0}, r"move_speed is 0: the cheetah has no task of"),
+    ],
+)
+def test_an_override_that_does_not_fit_says_so(task: str, overrides: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        registry.factory(f"dmc/{task}", num_envs=1, overrides=overrides)
+
+
+def test_without_dm_control_a_task_says_what_to_install(monkeypatch) -> None:
+    # An entry of None is how Python notes that an import is barred.
+    monkeypatch.setitem(sys.modules, "dm_control", None)
+    with pytest.raises(
+        CapabilityError,
+        match=r'dm_control, which is not installed: pip install "unilab-torchrl\[dmc\]"',
+    ):
+        unilab.make("dmc/walker-run")
+
+
+def test_a_dm_control_without_the_model_says_what_to_install(monkeypatch, tmp_path) -> None:
+    (tmp_path / "dm_control").mkdir()
+    (tmp_path / "dm_control" / "__init__.py").touch()
+    monkeypatch.delitem(sys.modules, "dm_control")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(CapabilityError, match=r"has no .*walker.xml: pip install --upgrade"):
+        unilab.make("dmc/walker-run")
+
+
+def test_dm_control_is_not_imported_nor_anything_printed() -> None:
+    code = (
+        "import sys, unilab; env = unilab.make('dmc/cheetah-run'); env.reset(); env.close();"
+        "sys.exit('dm_control' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

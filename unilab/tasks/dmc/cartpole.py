@@ -1,0 +1,64 @@
+"""A cart on a rail balances a pole."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from unilab.tasks.dmc.env import DmcEnv, DmcEnvCfg
+from unilab.tasks.dmc.rewards import tolerance
+
+
+@dataclass(frozen=True, kw_only=True)
+class CartpoleCfg(DmcEnvCfg):
+    """``dmc/cartpole-balance`` and ``dmc/cartpole-swingup``."""
+
+    swing_up: bool
+    """Whether the pole hangs at first."""
+
+    def make(self, *, num_envs: int, device: torch.device | str, seed: int | None) -> Cartpole:
+        """Build the environment."""
+        return Cartpole(self, num_envs=num_envs, device=device, seed=seed)
+
+
+class Cartpole(DmcEnv[CartpoleCfg]):
+    """The suite's ``cartpole``."""
+
+    model = "cartpole.xml"
+    decimation = 1
+    fields = ("xmat",)
+
+    def _observation(self, data: Mapping[str, Tensor]) -> Tensor:
+        pole = self._frame(data, "pole_1")
+        angle = torch.stack((pole[:, 2, 2], pole[:, 0, 2]), 1)
+        return torch.cat((data["qpos"][:, :1], angle, data["qvel"]), 1)
+
+    def _reward(self, action: Tensor) -> Tensor:
+        upright = (self._frame(self.data, "pole_1")[:, 2, 2] + 1.0) / 2.0
+        centered = (1.0 + tolerance(self.data["qpos"][:, 0], margin=2.0)) / 2.0
+        control = tolerance(action[:, 0], margin=1.0, value_at_margin=0.0, sigmoid="quadratic")
+        slow = (1.0 + tolerance(self.data["qvel"][:, 1], margin=5.0)) / 2.0
+        return upright * (4.0 + control) / 5.0 * slow * centered
+
+    def _initial_state(self, rows: int) -> dict[str, Tensor]:
+        if self.cfg.swing_up:
+            qpos = self._normal(rows, 2, 0.01)
+            qpos[:, 1] += math.pi
+        else:
+            bound = torch.tensor((0.1, 0.034), dtype=torch.float64)
+            qpos = self._uniform(rows, -bound, bound)
+        return {"qpos": qpos, "qvel": self._normal(rows, 2, 0.01)}
+
+
+def balance() -> CartpoleCfg:
+    """The Control Suite's cart balances a pole (1 motor, 1000 steps of 0.01 s)."""
+    return CartpoleCfg(swing_up=False)
+
+
+def swingup() -> CartpoleCfg:
+    """The Control Suite's cart swings a pole up (1 motor, 1000 steps of 0.01 s)."""
+    return CartpoleCfg(swing_up=True)

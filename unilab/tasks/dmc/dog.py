@@ -1,0 +1,162 @@
+"""A dog of bones and muscles stands, walks, trots or runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import mujoco
+import torch
+from torch import Tensor
+
+from unilab.tasks.dmc.env import DmcEnv, MoveCfg
+from unilab.tasks.dmc.rewards import INF, tolerance
+
+_MIN_UPRIGHT = math.cos(math.radians(30.0))
+_STAND_HEIGHT_FRACTION = 0.9
+_SECONDS = 15.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DogCfg(MoveCfg):
+    """``dmc/dog-stand``, ``dmc/dog-walk``, ``dmc/dog-trot`` and ``dmc/dog-run``."""
+
+    def make(self, *, num_envs: int, device: torch.device | str, seed: int | None) -> Dog:
+        """Build the environment."""
+        return Dog(self, num_envs=num_envs, device=device, seed=seed)
+
+
+class Dog(DmcEnv[DogCfg]):
+    """The suite's ``dog``, without a ball."""
+
+    model = "dog.xml"
+    decimation = 3
+    fields = ("xmat", "xpos", "sensordata")
+
+    def __init__(
+        self,
+        cfg: DogCfg,
+        *,
+        num_envs: int,
+        device: torch.device | str = "cpu",
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(cfg, num_envs=num_envs, device=device, seed=seed)
+        # At first every environment is in the model's own pose.
+        first = {name: self.data[name][:1] for name in self.fields}
+        heights = (self._heights(first)[0] * _STAND_HEIGHT_FRACTION).tolist()
+        self._torso_height, self._pelvis_height = heights
+        model = self.backend.mj_model
+        mass = float(model.body_subtreemass[self._body["torso"]])
+        self._weight = -float(model.opt.gravity[2]) * mass
+
+    def _edit(self, spec: mujoco.MjSpec, cfg: DogCfg) -> None:
+        spec.delete(spec.body("ball"))
+        for name in ("ball", "head"):
+            spec.delete(spec.camera(name))
+        for name in ("target", "wall_px", "wall_py", "wall_nx", "wall_ny"):
+            spec.delete(spec.geom(name))
+        size = _SECONDS * (cfg.move_speed or 1.0)
+        spec.geom("floor").size = (size, size, 0.1)
+
+    def _heights(self, data: Mapping[str, Tensor]) -> Tensor:
+        """``[n, 2]`` m, of torso and pelvis."""
+        bodies = [self._position(data, name)[:, 2] for name in ("torso", "pelvis")]
+        return torch.stack(bodies, 1)
+
+    def _tilt(self, data: Mapping[str, Tensor]) -> Tensor:
+        """``[n, 3, 3]``, what is vertical in the frames of skull, torso and pelvis."""
+        frames = [self._frame(data, name)[:, 2] for name in ("skull", "torso", "pelvis")]
+        return torch.stack(frames, 1)
+
+    def _velocity(self, data: Mapping[str, Tensor]) -> Tensor:
+        """``[n, 3]`` m/s, of the centre of mass in the torso's frame."""
+        velocity = self._sensor(data, "torso_linvel").unsqueeze(1)
+        return (velocity @ self._frame(data, "torso")).squeeze(1)
+
+    def _several(self, data: Mapping[str, Tensor], *names: str) -> Tensor:
+        return torch.cat([self._sensor(data, name) for name in names], 1)
+
+    def _touch(self, data: Mapping[str, Tensor]) -> Tensor:
+        return self._several(data, "palm_L", "palm_R", "sole_L", "sole_R")
+
+    def _observation(self, data: Mapping[str, Tensor]) -> Tensor:
+        angles, rates = self._hinges
+        return torch.cat(
+            (
+                data["qpos"][:, angles],
+                data["qvel"][:, rates],
+                self._heights(data),
+                self._tilt(data).flatten(1),
+                self._velocity(data),
+                self._several(data, "accelerometer", "velocimeter", "gyro"),
+                self._several(data, "foot_L", "foot_R", "hand_L", "hand_R"),
+                self._touch(data),
+                data["act"],
+            ),
+            dim=1,
+        )
+
+    def _reward(self, action: Tensor) -> Tensor:
+        torso, pelvis = self._heights(self.data).unbind(1)
+        high = tolerance(torso, (self._torso_height, INF), margin=self._torso_height) * tolerance(
+            pelvis, (self._pelvis_height, INF), margin=self._pelvis_height
+        )
+        upright = tolerance(
+            self._tilt(self.data)[:, :, 2],
+            (_MIN_UPRIGHT, INF),
+            sigmoid="linear",
+            margin=_MIN_UPRIGHT + 1.0,
+            value_at_margin=0.0,
+        ).prod(1)
+        touch = tolerance(
+            self._touch(self.data).sum(1),
+            (self._weight, INF),
+            margin=self._weight,
+            sigmoid="linear",
+            value_at_margin=0.9,
+        )
+        stand = high * upright * touch
+        speed = self.cfg.move_speed
+        if speed == 0.0:
+            return stand
+        forward = tolerance(
+            self._velocity(self.data)[:, 0],
+            (speed, 2.0 * speed),
+            margin=max(1.0, speed),
+            value_at_margin=0.0,
+            sigmoid="linear",
+        )
+        return stand * (4.0 * forward + 1.0) / 5.0
+
+    def _initial_state(self, rows: int) -> dict[str, Tensor]:
+        start = self._home(rows)
+        zero = torch.zeros(1, dtype=torch.float64)
+        half = self._uniform(rows, zero, zero + math.pi)[:, 0]
+        quat = torch.stack((half.cos(), 0.0 * half, 0.0 * half, half.sin()), 1)
+        start["qpos"][:, 3:7] = quat
+        start["qvel"][:, [0, 1, 5]] = self._normal(rows, 3, 2.0)
+        bounds = torch.tensor([a.ctrl_range for a in self.backend.actuators], dtype=torch.float64)
+        start["act"] = self._uniform(rows, bounds[:, 0], bounds[:, 1])
+        return start
+
+
+def stand() -> DogCfg:
+    """The Control Suite's dog stands (38 motors, 1000 steps of 0.015 s)."""
+    return DogCfg(move_speed=0.0)
+
+
+def walk() -> DogCfg:
+    """The Control Suite's dog walks at 1 m/s (38 motors, 1000 steps of 0.015 s)."""
+    return DogCfg(move_speed=1.0)
+
+
+def trot() -> DogCfg:
+    """The Control Suite's dog trots at 3 m/s (38 motors, 1000 steps of 0.015 s)."""
+    return DogCfg(move_speed=3.0)
+
+
+def run() -> DogCfg:
+    """The Control Suite's dog runs at 9 m/s (38 motors, 1000 steps of 0.015 s)."""
+    return DogCfg(move_speed=9.0)

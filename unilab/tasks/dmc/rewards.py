@@ -1,0 +1,46 @@
+"""The soft bounds that rewards of the DeepMind Control Suite are made of (Tassa et al., 2018)."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+INF = math.inf
+
+
+def tolerance(
+    x: Tensor,
+    bounds: tuple[float, float] = (0.0, 0.0),
+    *,
+    margin: float = 0.0,
+    sigmoid: Literal["gaussian", "linear", "quadratic"] = "gaussian",
+    value_at_margin: float = 0.1,
+) -> Tensor:
+    """1 within bounds, falling towards 0 outside; ``dm_control.utils.rewards.tolerance``.
+
+    Args:
+        x: any shape.
+        bounds: inclusive.
+        margin: distance from the bounds at which the value has fallen to ``value_at_margin``; 0
+            gives 0 everywhere outside.
+        sigmoid: how it falls.
+        value_at_margin: at the margin.
+
+    Returns:
+        The values, of the shape of ``x``.
+    """
+    low, high = bounds
+    inside = (x >= low) & (x <= high)
+    if margin == 0.0:
+        return inside.to(x.dtype)
+    distance = torch.where(x < low, low - x, x - high) / margin
+    if sigmoid == "gaussian":
+        value = (-0.5 * (distance * math.sqrt(-2.0 * math.log(value_at_margin))).square()).exp()
+    elif sigmoid == "linear":
+        value = (1.0 - distance * (1.0 - value_at_margin)).clamp(min=0.0)
+    else:
+        value = (1.0 - (distance * math.sqrt(1.0 - value_at_margin)).square()).clamp(min=0.0)
+    return torch.where(inside, 1.0, value)

@@ -77,7 +77,7 @@ def test_an_unknown_task_names_the_nearest_and_all():
         with pytest.raises(
             ConfigError,
             match=r"no task named 'go2_velocity_flt' \(did you mean 'go2_velocity_flat'.*"
-            r"`unilab list` shows them: cartpole_swingup, g1_",
+            r"`unilab list` shows them: cartpole_swingup, dmc/.*, g1_velocity_flat, go2_",
         ):
             call("go2_velocity_flt")
 

@@ -70,6 +70,12 @@ def test_physics_that_fails_while_a_state_is_written_names_its_rows(backend):
         backend.set_state_tensor(torch.tensor([1, 2]), home, torch.zeros(2, 9))
 
 
+def test_physics_that_fails_in_a_step_of_some_rows_names_them(backend):
+    backend.expand("eq_type")[2] = 99
+    with pytest.raises(EnvFaultedError, match=r"raised in 1 of 5 environments \(rows 2\)"):
+        backend.step_rows(torch.tensor([1, 2]), 1)
+
+
 def test_a_diverged_environment_stays_visible(backend):
     """MuJoCo would put it back to the model's default pose in silence."""
     views = backend.get_state_views()
@@ -86,3 +92,10 @@ def test_mujocos_warnings_go_to_the_log_and_leave_no_file(rig_model, tmp_path, m
     backend.step_tensor(torch.zeros(2, len(backend.actuators)), 1)
     assert "unstable" in caplog.text
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_field_that_mjdata_lacks_is_refused(rig_model):
+    with pytest.raises(
+        ConfigError, match=r"mjData has no field 'xposs' to publish \(did you mean 'xpos'"
+    ):
+        MujocoBackend(rig_model, 1, fields=("xposs",))

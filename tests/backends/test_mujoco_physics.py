@@ -199,3 +199,38 @@ def test_closing_twice_is_harmless(backend):
     backend.close()
     backend.close()
     assert not hasattr(backend, "_batch")
+
+
+@pytest.mark.parametrize("current", [False, True])
+def test_further_fields_are_those_of_mj_step_or_of_the_state_after_it(rig_model, current):
+    names = ("xpos", "cvel", "ncon", "qacc_warmstart")
+    backend = MujocoBackend(rig_model, 3, keyframe="home", fields=names, current=current)
+    data = plain_data(backend)
+    views = backend.get_state_views()
+    for ctrl in controls(1, 60):  # the ball lands on the way
+        backend.step_tensor(ctrl.expand(3, -1), NSTEP)
+        data.ctrl[:] = ctrl[0].numpy()
+        mujoco.mj_step(backend.mj_model, data, NSTEP)
+        if current:
+            mujoco.mj_step1(backend.mj_model, data)
+        for name in names:
+            for row in views[name].numpy():
+                np.testing.assert_array_equal(row, np.ravel(getattr(data, name)), err_msg=name)
+    assert data.ncon > 0
+
+
+def test_some_rows_go_on_alone_under_the_controls_they_have(backend):
+    first = controls(backend.num_envs, 1)[0]
+    backend.step_tensor(first, NSTEP)
+    before = backend.get_replay_state().clone()
+    rows = torch.tensor([1, backend.num_envs - 1])
+    backend.step_rows(rows, 4)
+    views = backend.get_state_views()
+    others = [row for row in range(backend.num_envs) if row not in rows.tolist()]
+
+    assert torch.equal(backend.get_replay_state()[others], before[others])
+    assert torch.equal(views["ctrl"][rows], first[rows].double())
+    plain = plain_data(backend)
+    plain.ctrl[:] = first[1].numpy()
+    mujoco.mj_step(backend.mj_model, plain, NSTEP + 4)
+    np.testing.assert_array_equal(views["qpos"][1].numpy(), plain.qpos)

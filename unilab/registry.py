@@ -86,12 +86,7 @@ def describe(name: str) -> str:
 
 
 def missing_extra(name: str) -> str | None:
-    """The extra of unilab that a task needs and this installation lacks; None if it can be made.
-
-    Raises:
-        ConfigError: no such task.
-    """
-    _cfg_factory(name)
+    """The extra of unilab that a task needs and this installation lacks; None if it can be made."""
     suite = name.partition("/")[0]
     if name in PORTED_TASKS and find_spec(SUITES[suite]) is None:
         return suite

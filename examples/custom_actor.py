@@ -13,8 +13,10 @@ exported file. The same from the command line:
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 import torch.nn.functional as nnF
@@ -132,7 +134,6 @@ class _Deterministic(nn.Module):
         return self.actor._transform(mean)
 
 
-COMMAND = "PYTHONPATH=examples unilab train"
 SETTINGS = [
     "task=pendulum_swingup",
     "algo.algo_params.actor_config.builder=custom_actor:TwoEncoderActor",
@@ -147,9 +148,9 @@ def main(overrides: Sequence[str]) -> dict[str, float]:
     """Trains, resumes, exports what was saved and plays that; returns the evaluation's metrics."""
     cfg = compose([*SETTINGS, "training.run_dir=runs/custom_actor", *overrides])
     run = cfg.training.run_dir
-    train(cfg, command=COMMAND)
+    train(cfg, command="unilab train")
     again = [f"training.resume={run}", f"algo.total_frames={2 * cfg.algo.total_frames}"]
-    train(compose(again), command=COMMAND)
+    train(compose(again), command="unilab train")
     exported = export_onnx(load_play_actor(run), f"{run}/policy.onnx")
     env = unilab.make(cfg.task, num_envs=16, seed=1, overrides=cfg.env)
     metrics = Evaluator(env, OnnxPolicy(exported.path))()
@@ -158,4 +159,6 @@ def main(overrides: Sequence[str]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
+    # The closing summaries tell commands that find this file again.
+    os.environ.setdefault("PYTHONPATH", os.path.relpath(Path(__file__).parent))
     print(main(sys.argv[1:]))

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import math
 import pickle
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -91,12 +92,13 @@ def test_custom_actor_page_builds_trains_saves_and_plays(
 
 
 def test_custom_actor_page_command_composes() -> None:
-    (command,) = blocks("guide/custom_actor.md", "sh")
-    overrides = command.replace("\\\n", "").split()[3:]
+    command, _ = blocks("guide/custom_actor.md", "sh")
+    overrides = shlex.split(command.replace("\\\n", ""))[3:]
     cfg = compose(overrides)
     assert cfg.algo.algo_params.actor_config == FlashSACActorSpec(
-        builder="my_actor:MyActor", kwargs={"limit": 0.8}
+        builder="my_actor:MyActor", kwargs={"low": -0.8, "high": [0.8]}
     )
+    assert cfg.algo.random_warmup is False
     assert cfg.algo.algo_params.use_whole_cycle_cuda_graph is False
 
 

@@ -137,3 +137,12 @@ def test_a_program_off_the_path_is_shown_with_its_path(monkeypatch, tmp_path):
     program.parent.mkdir(parents=True)
     program.touch(mode=0o755)
     assert started_as() == "unilab train"
+
+
+def test_commands_find_modules_where_this_run_found_them(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "my actors")
+    lines = summary().splitlines()
+    assert "PYTHONPATH='my actors' unilab train training.resume='runs/a b'" in lines[-1]
+    assert lines[-2].split(maxsplit=1)[1].startswith("PYTHONPATH='my actors' ")
+    monkeypatch.delenv("PYTHONPATH")
+    assert "PYTHONPATH" not in summary()

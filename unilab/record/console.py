@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shlex
 import shutil
 import sys
@@ -111,6 +112,9 @@ def closing_summary(
     if results:
         lines.append("Results      " + ", ".join(results))
     more = f" algo.total_frames={2 * total_frames}" if done else ""
+    # Where modules of the user's own, an actor say, were found, and will have to be again.
+    found = os.environ.get("PYTHONPATH")
+    prefix = f"PYTHONPATH={shlex.quote(found)} " if found else ""
     own = command.endswith(" train")  # a program with unilab's commands
     program = command.removesuffix(" train") if own else _program("unilab")
     path = shlex.quote(str(run.path))
@@ -118,8 +122,8 @@ def closing_summary(
         f"Run folder   {run.path}",
         f"TensorBoard  {_program('tensorboard')} --logdir {path}",
         f"Picture      {program} plot {path}",
-        f"Play         {program} play {path}",
-        f"Continue     {command} training.resume={path}{more}",
+        f"Play         {prefix}{program} play {path}",
+        f"Continue     {prefix}{command} training.resume={path}{more}",
     ]
     return "\n".join(lines)
 

@@ -166,7 +166,9 @@ def train(cfg: TrainCfg, *, command: str | None = None) -> int:
         checkpointer=checkpointer,
         evaluate=Evaluator(eval_env, parts.policy),
         drain_metrics=env.drain_metrics,
-        progress=Progress(algo.total_frames, initial=counters.frames),
+        progress=Progress(
+            algo.total_frames, initial=counters.frames, max_minutes=training.max_minutes
+        ),
         eval_interval=training.eval_interval,
         checkpoint_interval=training.checkpoint_interval,
         log_interval_s=training.log_interval_s,

@@ -55,6 +55,16 @@ def test_the_rate_is_that_of_the_last_rows(monkeypatch):
     assert last.endswith("ETA 14:28")
 
 
+def test_the_eta_is_that_of_the_wall_time_where_it_ends_first(monkeypatch):
+    clock = itertools.count(0.0, 10.0)
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    stream = io.StringIO()
+    progress = Progress(100_000, max_minutes=1.0, stream=stream)
+    progress.advance(10)
+    progress.show({})
+    assert stream.getvalue().endswith("ETA 0:50\n")
+
+
 def test_a_resumed_run_counts_from_where_it_stood():
     stream = io.StringIO()
     progress = Progress(1000, initial=600, stream=stream)

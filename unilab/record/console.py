@@ -30,14 +30,24 @@ class Progress:
     Args:
         total: environment steps of the whole run.
         initial: steps that an earlier part of the run took.
+        max_minutes: wall time after which the run stops, for the ETA of the lines.
         stream: where to write; decides between bar and lines.
     """
 
-    def __init__(self, total: int, *, initial: int = 0, stream: TextIO | None = None) -> None:
+    def __init__(
+        self,
+        total: int,
+        *,
+        initial: int = 0,
+        max_minutes: float | None = None,
+        stream: TextIO | None = None,
+    ) -> None:
         self._stream = stream if stream is not None else sys.stderr
         self._total = total
         self._frames = initial
-        self._marks = deque([(time.perf_counter(), initial)], maxlen=_RATE_WINDOW)
+        now = time.perf_counter()
+        self._marks = deque([(now, initial)], maxlen=_RATE_WINDOW)
+        self._stops_at = math.inf if max_minutes is None else now + 60.0 * max_minutes
         self._bar = (
             tqdm(
                 total=total,
@@ -72,6 +82,7 @@ class Progress:
         rate = (self._frames - frames) / max(now - then, 1e-9)
         self._marks.append((now, self._frames))
         left = (self._total - self._frames) / max(rate, 1e-9)
+        left = max(0.0, min(left, self._stops_at - now))
         parts = [f"{self._frames:,}/{self._total:,} steps", f"{rate:,.0f} steps/s"]
         parts += [f"{name} {value:.4g}" for name, value in shown.items()]
         parts.append(f"ETA {_duration(left)}")

@@ -1,0 +1,130 @@
+"""The managers' share of a randomised Go2 step, a partial reset, and the start.
+
+    python tests/benchmarks/bench_managers.py [--num-threads 0] [--steps 200]
+
+The robots differ in mass, centre of mass, friction, armature, gains, gravity and encoder bias, are
+pushed, and see noisy, delayed encoders; actions are small, so that they stand and few are reset.
+The managers' share is what of a step is not spent in the physics batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import time
+from dataclasses import replace
+
+import torch
+
+from unilab.envs import (
+    EventTermCfg,
+    ManagerBasedRlEnv,
+    ManagerBasedRlEnvCfg,
+    SceneEntityCfg,
+    mdp,
+)
+from unilab.tasks.velocity.go2 import go2_velocity_flat
+
+WARMUP = 20
+TARGETS = {256: 0.12, 1024: 0.08}
+RESET_TARGET, START_TARGET_S = 0.15, 3.0
+
+
+def randomised_go2(num_threads: int) -> ManagerBasedRlEnvCfg:
+    """The task with everything that can differ between robots."""
+    base = go2_velocity_flat()
+    trunk = SceneEntityCfg("robot", body_names="base")
+    drawn = {
+        "mass": (mdp.randomize_rigid_body_mass, "startup", {
+            "mass_distribution_params": (-1.0, 2.0), "operation": "add", "asset_cfg": trunk}),
+        "com": (mdp.randomize_rigid_body_com, "startup", {
+            "com_range": {"x": (-0.02, 0.02), "y": (-0.02, 0.02)}, "asset_cfg": trunk}),
+        "gravity": (mdp.randomize_physics_scene_gravity, "startup", {
+            "gravity_distribution_params": ((0.0, 0.0, -0.2), (0.0, 0.0, 0.2))}),
+        "encoders": (mdp.randomize_encoder_bias, "startup", {"bias_range": (-0.02, 0.02)}),
+        "friction": (mdp.randomize_geom_friction, "reset", {
+            "friction_distribution_params": (0.4, 1.2)}),
+        "armature": (mdp.randomize_joint_parameters, "reset", {
+            "armature_distribution_params": (0.9, 1.1)}),
+        "gains": (mdp.randomize_actuator_gains, "reset", {
+            "stiffness_distribution_params": (0.9, 1.1),
+            "damping_distribution_params": (0.8, 1.2)}),
+    }  # fmt: skip
+    events = {
+        name: EventTermCfg(func=func, mode=mode, params=params)
+        for name, (func, mode, params) in drawn.items()
+    }
+    events["push"] = EventTermCfg(
+        func=mdp.push_by_setting_velocity,
+        mode="interval",
+        interval_range_s=(10.0, 15.0),
+        params={"velocity_range": {"x": (-0.5, 0.5), "y": (-0.5, 0.5)}},
+    )
+    obs = base.observations["obs"]
+    encoders = replace(obs.terms["joint_pos"], params={"biased": True}, delay_max_lag=1)
+    sensed = replace(obs, terms={**obs.terms, "joint_pos": encoders})
+    return replace(
+        base,
+        events={**base.events, **events},
+        observations={**base.observations, "obs": sensed},
+        num_threads=num_threads,
+    )
+
+
+class Physics:
+    """The seconds that an environment's batch takes, added up while it works."""
+
+    def __init__(self, env: ManagerBasedRlEnv) -> None:
+        self.seconds = 0.0
+        step = env.backend.step_tensor
+
+        def timed(ctrl: torch.Tensor, nstep: int) -> None:
+            start = time.perf_counter()
+            step(ctrl, nstep)
+            self.seconds += time.perf_counter() - start
+
+        env.backend.step_tensor = timed
+
+
+def measure(num_envs: int, num_threads: int, steps: int) -> None:
+    start = time.perf_counter()
+    env = ManagerBasedRlEnv(randomised_go2(num_threads), num_envs=num_envs, seed=0)
+    root = env.reset()
+    started = time.perf_counter() - start
+    physics, draw = Physics(env), torch.Generator().manual_seed(0)
+    shares, whole, resets = [], [], []
+    tenth = torch.randperm(num_envs, generator=draw)[: math.ceil(num_envs / 10)]
+    for step in range(WARMUP + steps):
+        action = torch.rand(num_envs, env.action_spec.shape[-1], generator=draw).sub_(0.5)
+        root.set("action", action.mul_(0.2))
+        physics.seconds = 0.0
+        start = time.perf_counter()
+        _, root = env.step_and_maybe_reset(root)
+        took = time.perf_counter() - start
+        if step >= WARMUP:
+            shares.append(1.0 - physics.seconds / took)
+            whole.append(took)
+        if step >= WARMUP and step % 4 == 0:
+            start = time.perf_counter()
+            root = env.reset(env_ids=tenth)
+            resets.append(time.perf_counter() - start)
+    env.close()
+    share, step_ms, reset_ms = (statistics.median(x) for x in (shares, whole, resets))
+    print(f"{num_envs} robots, {1e3 * step_ms:.2f} ms a step")
+    print(f"  managers {share:6.1%} of a step; target {TARGETS.get(num_envs, math.nan):.0%}")
+    print(f"  reset of a tenth {reset_ms / step_ms:6.1%} of a step; target {RESET_TARGET:.0%}")
+    print(f"  start {started:.2f} s; target {START_TARGET_S:.0f} s")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--num-threads", type=int, default=0, help="0: all cores")
+    parser.add_argument("--steps", type=int, default=200)
+    args = parser.parse_args()
+    for num_envs in TARGETS:
+        measure(num_envs, args.num_threads, args.steps)
+
+
+if __name__ == "__main__":
+    main()

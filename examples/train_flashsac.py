@@ -173,6 +173,7 @@ def train(cfg: TrainCfg, *, command: str | None = None) -> int:
         checkpoint_interval=training.checkpoint_interval,
         log_interval_s=training.log_interval_s,
         max_minutes=training.max_minutes,
+        trace=run.trace_file if training.trace else None,
     ).run()
     eval_env.close()
     print(

@@ -49,7 +49,7 @@ def registered() -> Iterator[str]:
     del registry._registered["short_pendulum"]
 
 
-def test_unilab_make_is_the_registrys():
+def test_c7_unilab_make_is_the_registrys():
     assert unilab.make is registry.make
 
 
@@ -72,7 +72,7 @@ def test_the_packaged_tasks_are_listed_and_described():
     assert registry.describe("go2_velocity_flat").startswith("Unitree Go2 follows a commanded")
 
 
-def test_an_unknown_task_names_the_nearest_and_all():
+def test_c7_an_unknown_task_names_the_nearest_and_all():
     for call in (registry.make, registry.dims, registry.describe):
         with pytest.raises(
             ConfigError,
@@ -91,13 +91,13 @@ def test_dims_are_those_of_the_environment():
     )
 
 
-def test_a_factory_gives_the_same_environment_as_make():
+def test_c8_a_factory_gives_the_same_environment_as_make():
     arguments = {"num_envs": 2, "seed": 3, "overrides": ONE_THREAD}
     made = registry.factory("go2_velocity_flat", **arguments)
     assert (rollout(made) == rollout(lambda: unilab.make("go2_velocity_flat", **arguments))).all()
 
 
-def test_a_factory_gives_the_same_environment_in_a_spawned_process():
+def test_c8_a_factory_gives_the_same_environment_in_a_spawned_process():
     make_env = registry.factory("go2_velocity_flat", num_envs=2, seed=3, overrides=ONE_THREAD)
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()

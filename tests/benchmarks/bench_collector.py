@@ -155,6 +155,9 @@ def main() -> None:
         )
     ratio = median["pipelined"] / median["sync"]
     print(f"  pipelined / sync {ratio:.2f}; target: <= {TARGET}")
+    if args.multi_async:
+        gain = mean["multi-async"] / mean["pipelined"]
+        print(f"  frames/s, pipelined / multi-async {gain:.2f}; target: > 1")
 
 
 if __name__ == "__main__":

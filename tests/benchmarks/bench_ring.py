@@ -23,7 +23,6 @@ from torchrl.envs import EnvBase
 
 import unilab
 from unilab.collectors import PipelinedCollector
-from unilab.collectors.worker import Word
 
 CYCLE_TARGET, HAND_OVER_TARGET_US, GROWTH_TARGET = 1.08, 300, 0.01
 WIDTH, ACTIONS = 75, 12
@@ -61,7 +60,7 @@ def overlap(task: str, num_envs: int, seconds: float) -> None:
         task, num_envs=num_envs, seed=0, overrides={"num_threads": 1}
     )
     collector = PipelinedCollector(make_env, frames_per_batch=num_envs, return_same_td=True)
-    batches, counters = iter(collector), collector.env.counters
+    batches, totals = iter(collector), collector.env.spans.totals
     for _ in range(20):
         next(batches)
     ratios: dict[float, list[float]] = {0.5: [], 1.0: [], 2.0: []}
@@ -69,12 +68,12 @@ def overlap(task: str, num_envs: int, seconds: float) -> None:
     physics = 0.010
     while time.perf_counter() < end:
         for share, measured in ratios.items():
-            begun, began = counters()[Word.STEP_NS], time.perf_counter()
+            begun, began = totals()["step"], time.perf_counter()
             for _ in range(20):
                 next(batches)
                 time.sleep(share * physics)
             cycle = (time.perf_counter() - began) / 20
-            spent = (counters()[Word.STEP_NS] - begun) / 20e9
+            spent = (totals()["step"] - begun) / 20e9
             # The sleep was of the physics measured before; what counts is both as they were.
             measured.append(cycle / max(share * physics, spent))
             physics = spent
@@ -95,15 +94,16 @@ def hand_over(num_envs: int, ticks: int) -> None:
         return_same_td=True,
         track_traj_ids=False,
     )
-    batches, header = iter(collector), collector.env.block.header
+    batches, totals = iter(collector), collector.env.spans.totals
     pids = (os.getpid(), collector.env.pid)
     for _ in range(1000):
         next(batches)
-    before, waits, last = [_rss(pid) for pid in pids], [], header[Word.WAIT_NS]
+    before, waits, last = [_rss(pid) for pid in pids], [], totals()["wait"]
     for _ in range(ticks):
         next(batches)
-        waits.append(header[Word.WAIT_NS] - last)
-        last = header[Word.WAIT_NS]
+        waited = totals()["wait"]
+        waits.append(waited - last)
+        last = waited
     growth = [_rss(pid) / was - 1 for pid, was in zip(pids, before, strict=True)]
     collector.shutdown()
     wait = statistics.median(waits) / 1e3

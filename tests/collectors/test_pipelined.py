@@ -1,7 +1,12 @@
-"""The pipelined collector gives what TorchRL's synchronous one gives, while the caller works."""
+"""The pipelined collector gives what TorchRL's synchronous one gives, while the caller works.
+
+Clauses are those of ADR-0001.
+"""
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -71,7 +76,7 @@ def assert_same(ours: Iterable[TensorDictBase], theirs: Iterable[TensorDictBase]
 
 
 @pytest.mark.parametrize("ticks", [1, 3])
-def test_the_data_are_those_of_the_synchronous_collector(pipelined, ticks):
+def test_c13_the_data_are_those_of_the_synchronous_collector(pipelined, ticks):
     """Resets, random warm-up, exploration noise and episode numbers included."""
     kwargs = {
         "frames_per_batch": N * ticks,
@@ -88,7 +93,7 @@ def test_the_data_are_those_of_the_synchronous_collector(pipelined, ticks):
     assert collector.stats()["completed"]
 
 
-def test_a_learner_in_the_loop_gets_the_synchronous_run_with_bodies_one_batch_late(pipelined):
+def test_c13_a_learner_in_the_loop_gets_the_synchronous_run_with_bodies_one_batch_late(pipelined):
     """The loop body changes the policy and draws random numbers."""
 
     def body(policy: FlashSACPolicy, batch: TensorDictBase) -> None:
@@ -115,7 +120,7 @@ def test_a_learner_in_the_loop_gets_the_synchronous_run_with_bodies_one_batch_la
     assert all(torch.equal(a, b) for a, b in zip(policy.parameters(), weights, strict=True))
 
 
-def test_the_environment_steps_while_the_loop_body_runs(pipelined):
+def test_c13_the_environment_steps_while_the_loop_body_runs(pipelined):
     collector = pipelined(Counting(), frames_per_batch=N, total_frames=5 * N)
     header = collector.env.block.header
     for tick, _ in enumerate(collector):
@@ -125,6 +130,23 @@ def test_the_environment_steps_while_the_loop_body_runs(pipelined):
         # The collector is not asked for anything here, and yet the next tick's step gets done.
         while (header[Word.TICK], header[Word.PHASE]) != (tick + 1, Phase.WAIT):
             assert time.monotonic() < deadline
+
+
+def test_c11_the_environment_is_in_the_other_process_and_the_policy_only_in_this_one(pipelined):
+    here, lock = [], threading.Lock()
+
+    def policy(td: TensorDictBase) -> TensorDictBase:
+        with lock:  # which could not be sent
+            here.append(os.getpid())
+        return td.set("action", torch.zeros(N, 1))
+
+    collector = pipelined(
+        Counting(faults={"reports": True}), policy, frames_per_batch=N, total_frames=3 * N
+    )
+    list(collector)
+    assert here == [os.getpid()] * 3
+    there = collector.env.drain_metrics()["Metrics/process"]
+    assert there == collector.env.pid != os.getpid()
 
 
 def test_terminal_observations_are_kept_and_the_policy_sees_the_first_of_the_next_episode(
@@ -154,7 +176,7 @@ def test_what_the_policy_says_beside_the_action_is_in_the_data(pipelined):
     assert torch.equal(ours[1]["m", "s"], ours[1]["obs"].sum(-1))
 
 
-def test_an_environment_of_torchrl_works_as_well(pipelined):
+def test_c4_an_environment_of_torchrl_works_as_well(pipelined):
     kwargs = {"frames_per_batch": 2 * N, "total_frames": 30 * N}
 
     def policy(td: TensorDictBase) -> TensorDictBase:
@@ -179,7 +201,7 @@ def test_set_seed_seeds_the_environment_as_the_synchronous_collector_does(pipeli
     assert_same(list(ours), list(theirs))
 
 
-def test_batches_are_copies_and_with_return_same_td_the_shared_memory_itself(pipelined):
+def test_c12_batches_are_copies_and_with_return_same_td_the_shared_memory_itself(pipelined):
     for in_place in (False, True):
         collector = pipelined(
             Counting(), frames_per_batch=N, total_frames=8 * N, return_same_td=in_place
@@ -201,6 +223,7 @@ def test_a_ring_beside_the_shared_one_gives_the_same_data(pipelined):
 
 
 def test_an_environment_elsewhere_than_placed_is_refused(pipelined):
+    """ADR-0018 C13."""
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
     place = Placement(cuda, cuda, cpu, "cuda", "none")
     with pytest.raises(PlacementError, match="tensors are on cpu, the placement says cuda"):
@@ -271,11 +294,49 @@ def test_metrics_of_the_environment_reach_the_learner(pipelined):
             metrics = collector.env.drain_metrics()
             assert metrics["Episode_Termination/time_out"] == 1.0
             assert "Episode_Reward/upright" in metrics
-            assert metrics["Perf/env_step_ms"] > 0.0
-            assert metrics["Perf/env_reset_ms"] > 0.0
             assert 0.0 < metrics["Perf/env_wait_share"] < 1.0
+            parts = [metrics[f"Perf/{name}_ms"] for name in ("physics", "managers", "reset")]
+            assert all(part > 0.0 for part in parts)
+            assert sum(parts) <= metrics["Perf/env_step_ms"]
             assert all(metric(tag).owner for tag in metrics)
     assert pipelined(Counting(), frames_per_batch=N).env.drain_metrics() == {}
+
+
+def test_metrics_that_were_asked_for_come_with_the_next_step_and_stall_none(pipelined):
+    """Without being asked for before, they would wait for the step under way."""
+    faults = {"reports": True, "slow_step": 0.2}
+    collector = pipelined(Counting(faults=faults), frames_per_batch=N, total_frames=8 * N)
+    env, seen = collector.env, {}
+    for tick, _ in enumerate(collector):
+        if tick == 2:
+            assert not env.metrics_at_hand()
+        if tick == 3:
+            assert env.metrics_at_hand()
+            began = time.monotonic()
+            seen[tick] = env.drain_metrics()["Metrics/steps"]
+            assert time.monotonic() - began < 0.15
+    # Those of tick 3 were asked for while it was stepping: it is in them, and no later one.
+    assert seen == {3: 4.0}
+    assert env.drain_metrics()["Metrics/steps"] == 4.0
+    collector.shutdown()
+    assert env.metrics_at_hand()
+    assert "Metrics/steps" not in env.drain_metrics()
+
+
+def test_the_learner_knows_what_inference_and_waiting_took(pipelined):
+    faults = {"slow_step": 0.02}
+    collector = pipelined(
+        Counting(faults=faults),
+        lambda td: td.set("action", torch.zeros(N, 1)),
+        frames_per_batch=N,
+        total_frames=5 * N,
+    )
+    list(collector)
+    totals = collector.spans.totals()
+    assert totals["ring wait"] > 4 * 0.02e9
+    assert totals["inference"] > 0
+    ticks = [s.tick for s in collector.spans.latest() if s.name == "inference"]
+    assert ticks == list(range(5))
 
 
 def test_an_interruptor_ends_the_wait_and_iteration_can_be_taken_up_again(pipelined):

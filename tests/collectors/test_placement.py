@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
+from reference.counting import Counting
 
 from unilab.collectors import (
+    PipelinedCollector,
     resolve_collector_tensor_placement,
     select_collector_tensor_device,
 )
@@ -16,6 +21,7 @@ from unilab.conf import compose
 from unilab.errors import ConfigError, PlacementError
 from unilab.trainers import TrainCfg
 
+SCRIPT = Path(__file__).parents[2] / "examples" / "train_flashsac.py"
 REMOVED = [
     "training.sim_carrier_device",
     "training.inference_transport",
@@ -90,6 +96,29 @@ def test_c8_to_c11_removed_keys_are_refused_in_yaml(key):
         TrainCfg.from_dict({"task": "pendulum_swingup", section: {name: "cpu"}})
 
 
+@pytest.mark.parametrize("where", ["command line", "yaml"])
+def test_c11_the_command_refuses_them_in_one_line_before_anything_is_made(tmp_path, where):
+    key, arguments = REMOVED[1], [f"{REMOVED[1]}=host"]
+    if where == "yaml":
+        mine = tmp_path / "conf" / "task" / "mine.yaml"
+        mine.parent.mkdir(parents=True)
+        mine.write_text(
+            "# @package _global_\ntask: pendulum_swingup\ntraining:\n  inference_transport: host\n"
+        )
+        arguments = ["--config-dir", "conf", "task=mine"]
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), *arguments], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line == (
+        f"error: {key} was removed: set training.collector_tensor_device to auto, cpu or cuda "
+        "instead"
+    )
+    assert done.stdout == ""
+    assert {path.name for path in tmp_path.iterdir()} <= {"conf"}
+
+
 def test_c12_device_resolution_records_learner_and_collector_tensor():
     record = resolve_collector_tensor_placement("cpu", "cuda:0").device_resolution()
     assert json.loads(json.dumps(record)) == {"learner": "cuda:0", "collector_tensor": "cpu"}
@@ -104,11 +133,18 @@ def test_c13_an_environment_that_did_not_obey_is_refused():
     place.check_env(torch.device("cuda:0"))
 
 
-def test_c14_c15_placement_is_frozen_and_a_function_of_its_arguments():
+def test_c15_placement_is_frozen_and_a_function_of_its_arguments():
     place = resolve_collector_tensor_placement("auto", "cpu")
     assert place == resolve_collector_tensor_placement("auto", "cpu")
     with pytest.raises(dataclasses.FrozenInstanceError):
         place.env_device = torch.device("cuda")
+
+
+def test_c14_what_the_environment_says_does_not_change_the_placement():
+    place = resolve_collector_tensor_placement("auto", "cpu")
+    collector = PipelinedCollector(Counting(), frames_per_batch=3, placement=place)
+    assert collector.placement is place
+    collector.shutdown()
 
 
 def test_c16_no_other_key_moves_collected_tensors():

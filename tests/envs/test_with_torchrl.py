@@ -14,7 +14,7 @@ import unilab
 
 @pytest.mark.parametrize("task", unilab.registry.names())
 @pytest.mark.parametrize("num_envs", [1, 3])
-def test_every_task_passes_check_env_specs(task, num_envs):
+def test_c5_every_task_passes_check_env_specs(task, num_envs):
     env = unilab.make(task, num_envs=num_envs, seed=0, overrides={"num_threads": 1})
     check_env_specs(env)
     env.close()

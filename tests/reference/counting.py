@@ -23,7 +23,8 @@ class Counting:
     faults: dict[str, Any] = field(default_factory=dict)
 
     def __call__(self) -> CountingEnv:
-        return CountingEnv(self.num_envs, self.faults)
+        kind = ReportingEnv if "reports" in self.faults else CountingEnv
+        return kind(self.num_envs, self.faults)
 
 
 class CountingEnv(EnvBase):
@@ -34,7 +35,8 @@ class CountingEnv(EnvBase):
 
     Faults, by the number of the step (or reset) they come in: ``kill``, ``raise``, ``nan``,
     ``widen`` (steps), ``kill_reset`` and ``raise_reset`` (resets); and in seconds ``slow_make``,
-    ``slow_reset``, ``slow_step``. ``mark`` is a file written when the environment is closed.
+    ``slow_reset``, ``slow_step``. ``mark`` is a file written when the environment is closed;
+    ``reports`` makes it a :class:`ReportingEnv`.
     """
 
     def __init__(self, num_envs: int, faults: dict[str, Any]) -> None:
@@ -111,3 +113,15 @@ class CountingEnv(EnvBase):
             os.kill(os.getpid(), signal.SIGKILL)
         if number == self.faults.get(fail):
             raise ArithmeticError(f"broken on purpose, number {number}")
+
+
+class ReportingEnv(CountingEnv):
+    """Has metrics: the steps since they were last asked for, and in which process."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.reported = 0
+
+    def drain_metrics(self) -> dict[str, float]:
+        since, self.reported = self.steps - self.reported, self.steps
+        return {"Metrics/steps": float(since), "Metrics/process": float(os.getpid())}

@@ -21,12 +21,21 @@ def test_the_first_signal_is_noted_with_the_exit_code_of_a_shell(signum, code):
     assert stop.exit_code == code
 
 
-def test_a_second_ctrl_c_interrupts_at_once():
+def test_the_second_signal_is_noted_as_well_and_the_third_interrupts_at_once():
     with StopRequest() as stop:
         os.kill(os.getpid(), signal.SIGINT)
-        assert stop.requested
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.exit_code == 130
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_signal_ends_at_once_what_may_be_cut_short_and_nothing_else():
+    with StopRequest() as stop:
+        assert stop.cutting_short(lambda: 3) == 3
+        assert stop.cutting_short(lambda: [os.kill(os.getpid(), signal.SIGINT), 3]) is None
+        assert stop.requested
+        os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_handlers_are_put_back(monkeypatch):

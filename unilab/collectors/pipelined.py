@@ -17,6 +17,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from unilab.collectors.placement import Placement, resolve_collector_tensor_placement
 from unilab.collectors.process import EnvProcess, Interrupted, Interruptor
 from unilab.collectors.ring import Ring, pin
+from unilab.collectors.spans import LEARNER_SPANS, Spans
 from unilab.errors import CollectorError, ConfigError
 
 __all__ = ["PipelinedCollector"]
@@ -65,6 +66,7 @@ class PipelinedCollector(BaseCollector):
 
     Attributes:
         env: the :class:`EnvProcess`.
+        spans: the time that inference and waiting for the environment take here.
 
     Raises:
         ConfigError: frames_per_batch is below 1.
@@ -111,6 +113,7 @@ class PipelinedCollector(BaseCollector):
             else EnvProcess(make_env, num_threads=num_threads, step_timeout_s=step_timeout_s)
         )
         self.interruptor = interruptor
+        self.spans = Spans(LEARNER_SPANS)
         self.policy = policy
         self.total_frames = float("inf") if total_frames < 0 else total_frames
         self.init_random_frames = init_random_frames
@@ -243,7 +246,9 @@ class PipelinedCollector(BaseCollector):
         if not self._begin_asked:
             self.env.send("begin", self._ring.num_slots)
             self._begin_asked = True
-        self.env.receive("began")
+        with self.spans.span("ring wait", 0):
+            self.env.receive("began")
+        self.env.timings()  # The first reset belongs to no tick.
         self._take(-1)
         self._began = True
 
@@ -278,7 +283,7 @@ class PipelinedCollector(BaseCollector):
         if self.policy is None or self._frames < self.init_random_frames:
             acted = carrier.update(self.env.description.action_spec.rand())
         else:
-            with set_exploration_type(self.exploration_type):
+            with self.spans.span("inference", tick), set_exploration_type(self.exploration_type):
                 acted = self.policy(carrier)
         layout = self._ring.layout
         self._ring.write(tick, acted, layout.action_keys, "the policy")
@@ -291,7 +296,8 @@ class PipelinedCollector(BaseCollector):
         self._asked += 1
 
     def _receive(self) -> None:
-        tick = self.env.receive_step()
+        with self.spans.span("ring wait", self._arrived):
+            tick = self.env.receive_step()
         if tick != self._arrived:
             raise CollectorError(f"tick {tick} arrived where {self._arrived} was due")
         self._take(tick)

@@ -23,8 +23,9 @@ from torch import Tensor
 from torchrl.envs import EnvBase
 
 from unilab.collectors.ring import SharedBlock
+from unilab.collectors.spans import COLLECTOR_SPANS, Spans, milliseconds
 from unilab.collectors.worker import PHASE_NAMES, Description, Phase, Word
-from unilab.errors import CollectorError
+from unilab.errors import CollectorError, NonFiniteError
 
 __all__ = ["EnvProcess", "Interrupted", "Interruptor"]
 
@@ -68,6 +69,7 @@ class EnvProcess:
 
     Attributes:
         interruptor: asked while waiting; waiting ends with :class:`Interrupted` once it says stop.
+        spans: the process's own account of its time; can be read at any time, afterwards as well.
 
     Raises:
         CollectorError: ``make_env`` cannot be pickled.
@@ -93,8 +95,11 @@ class EnvProcess:
         self._training_state: Any = None
         self._kept: list[tuple[str, list[Any]]] = []
         self._calls = 0
+        self._results: dict[int, Any] = {}
+        self._metrics: int | None = None
         self.block = SharedBlock()
-        self._counted = self.counters()
+        self.spans = Spans(COLLECTOR_SPANS, self.block.spans)
+        self._counted = self._account()
         self._connection, theirs = Pipe()
         try:
             self._process = _start(theirs, self.block)
@@ -105,7 +110,7 @@ class EnvProcess:
         finally:
             theirs.close()
         self._finalizer = weakref.finalize(
-            self, _end, self._process, self._connection, self.block, 5.0
+            self, _end_quietly, self._process, self._connection, self.block
         )
         self._poll = select.poll()
         self._poll.register(self._connection.fileno(), select.POLLIN)
@@ -185,13 +190,7 @@ class EnvProcess:
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the environment, after the step that may be under way."""
-        self._calls += 1
-        self.send("call", self._calls, method, args, kwargs)
-        while True:
-            # An earlier call whose wait was interrupted may still be answered.
-            number, result = self.receive("result")
-            if number == self._calls:
-                return result
+        return self._result(self._ask(method, *args, **kwargs))
 
     def export_training_state(self) -> dict[str, Any]:
         """The environment's after the last step received; empty if it has none."""
@@ -206,41 +205,47 @@ class EnvProcess:
         """Choose the folder of what the environment writes, by its method of this name."""
         self.call("set_output_dir", path)
 
+    def metrics_at_hand(self) -> bool:
+        """Whether :meth:`drain_metrics` need not wait for the step under way.
+
+        Asks the process for them if not: they come with that step.
+        """
+        if self._metrics is not None or self.closed or not self.description.has_metrics:
+            return True
+        self._metrics = self._ask("drain_metrics")
+        return False
+
     def drain_metrics(self) -> dict[str, float]:
         """The environment's own metrics and :meth:`timings`, since the last call.
 
-        Waits for the step under way. While a stop is asked for, it does not wait.
+        While a stop is asked for, and once the process has ended, it does not wait: timings only.
         """
-        try:
-            metrics = self.call("drain_metrics") if self.description.has_metrics else {}
-        except Interrupted:
-            metrics = {}
+        metrics: dict[str, float] = {}
+        with suppress(Interrupted):
+            if not self.closed and self.description.has_metrics:
+                number, self._metrics = self._metrics or self._ask("drain_metrics"), None
+                metrics = self._result(number)
         return metrics | self.timings()
 
     def timings(self) -> dict[str, float]:
         """How the process spent its time since the last call.
 
         Returns:
-            ``Perf/env_step_ms`` and ``Perf/env_reset_ms``, means over the ticks, and
-            ``Perf/env_wait_share``, of the time it waited for actions; empty without a tick.
+            ``Perf/physics_ms``, ``Perf/managers_ms`` and ``Perf/reset_ms`` of those that the
+            environment reports, and ``Perf/env_step_ms``, which all of them are in, means over the
+            ticks; ``Perf/env_wait_share``, of the time it waited for actions. Empty without a tick.
         """
-        now, before = self.counters(), self._counted
-        ticks, step, reset, wait = (
-            now[word] - before[word]
-            for word in (Word.TICKS, Word.STEP_NS, Word.RESET_NS, Word.WAIT_NS)
-        )
+        now, before = self._account(), self._counted
+        self._counted = now
+        spent = {name: now[name] - before[name] for name in now}
+        ticks, wait, step = spent.pop("ticks"), spent.pop("wait"), spent.pop("step")
         if not ticks:
             return {}
-        self._counted = now
-        return {
-            "Perf/env_step_ms": (step - reset) / ticks / 1e6,
-            "Perf/env_reset_ms": reset / ticks / 1e6,
-            "Perf/env_wait_share": wait / (wait + step),
-        }
+        shares = {"Perf/env_wait_share": wait / (wait + step)}
+        return milliseconds(spent | {"env step": step}, ticks) | shares
 
-    def counters(self) -> dict[Word, int]:
-        """The process's own account of its time, in nanoseconds since it started."""
-        return {word: self.block.header[word] for word in Word}
+    def _account(self) -> dict[str, int]:
+        return self.spans.totals() | {"ticks": self.block.header[Word.TICKS]}
 
     def close(self, timeout_s: float = 5.0) -> None:
         """End the process and free what it shares; a second call does nothing.
@@ -250,6 +255,17 @@ class EnvProcess:
         """
         if self._finalizer.detach() is not None:
             _end(self._process, self._connection, self.block, timeout_s)
+
+    def _ask(self, method: str, *args: Any, **kwargs: Any) -> int:
+        self._calls += 1
+        self.send("call", self._calls, method, args, kwargs)
+        return self._calls
+
+    def _result(self, number: int) -> Any:
+        while number not in self._results:
+            answered, result = self.receive("result")
+            self._results[answered] = result
+        return self._results.pop(number)
 
     def _send(self, message: Any) -> None:
         # An OSError: it is gone. What it had to say about that, if anything, is yet to be received.
@@ -266,11 +282,13 @@ class EnvProcess:
         if kind == "error":
             where = self._where()
             self.close()
-            summary, trace = answer
+            name, text, trace = answer
+            # Of NaN one may want to know: then it is the policy, rather than the environment.
+            cause = NonFiniteError(text) if name == NonFiniteError.__name__ else None
             raise CollectorError(
-                f"the collector process failed {where}: {summary}\n"
+                f"the collector process failed {where}: {name}: {text}\n"
                 f"In the collector process:\n{trace.rstrip()}"
-            )
+            ) from cause
         return kind, answer
 
     def _wait(self) -> None:
@@ -321,11 +339,25 @@ def _start(connection: Connection, block: SharedBlock) -> subprocess.Popen[bytes
 def _end(
     process: subprocess.Popen[bytes], connection: Connection, block: SharedBlock, timeout_s: float
 ) -> None:
-    # The process reads the end of the connection and closes its environment.
+    # The process reads the end of the connection and closes its environment, if it has one yet.
     connection.close()
     try:
-        process.wait(timeout_s)
+        process.wait(0.0 if block.header[Word.PHASE] <= Phase.BUILD else timeout_s)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    block.close()
+    except BaseException:
+        # Ctrl-C: who does not want to wait does not want it to live on either.
+        process.kill()
+        process.wait()
+        raise
+    finally:
+        block.close()
+
+
+def _end_quietly(
+    process: subprocess.Popen[bytes], connection: Connection, block: SharedBlock
+) -> None:
+    # Of a finalizer, no caller could catch a KeyboardInterrupt: Python would print its traceback.
+    with suppress(KeyboardInterrupt):
+        _end(process, connection, block, 5.0)

@@ -12,12 +12,14 @@ import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase, is_leaf_nontensor
 from torch import Tensor
 
+from unilab.collectors.spans import SPANS_BYTES
 from unilab.errors import CollectorError, ConfigError
 
 __all__ = ["HEADER_BYTES", "Layout", "Ring", "SharedBlock", "pin"]
 
-HEADER_BYTES = 4096
-"""Start of the block that is not the ring: a page of counters."""
+_PAGE = 4096
+HEADER_BYTES = _PAGE + SPANS_BYTES
+"""Start of the block that is not the ring: a page of counters, then the latest spans."""
 _ALIGN = 64
 
 
@@ -187,14 +189,15 @@ class SharedBlock:
     Attributes:
         fd: the descriptor; closed by :meth:`close`.
         header: int64 counters, written without a lock; each has one writer.
+        spans: memory for the :class:`~unilab.collectors.spans.Spans` of the other process.
     """
 
     def __init__(self, fd: int | None = None) -> None:
         self.fd = _anonymous_file() if fd is None else fd
         if fd is None:
             os.ftruncate(self.fd, HEADER_BYTES)
-        self._page = mmap.mmap(self.fd, HEADER_BYTES)
-        self.header = memoryview(self._page).cast("q")
+        words = memoryview(mmap.mmap(self.fd, HEADER_BYTES)).cast("q")
+        self.header, self.spans = words[: _PAGE // 8], words[_PAGE // 8 :]
 
     def grow(self, nbytes: int) -> None:
         """Make room for a ring.

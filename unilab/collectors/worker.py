@@ -24,6 +24,7 @@ from torchrl.data import Composite
 from torchrl.envs import EnvBase, InitTracker, TransformedEnv
 
 from unilab.collectors.ring import Layout, Ring, SharedBlock
+from unilab.collectors.spans import COLLECTOR_SPANS, Spans, report_spans
 from unilab.errors import CollectorError
 
 __all__ = ["Description", "Phase", "Word", "main"]
@@ -60,10 +61,6 @@ class Word(IntEnum):
     """The tick at hand, or the last one."""
     TICKS = 2
     """Ticks done."""
-    STEP_NS = 3
-    """Time in steps, resets between them included."""
-    RESET_NS = 4
-    WAIT_NS = 5
 
 
 @dataclass(frozen=True)
@@ -118,6 +115,7 @@ class _Worker:
         self._connection = connection
         self._block = block
         self._header = block.header
+        self._spans = Spans(COLLECTOR_SPANS, block.spans)
         self._env: EnvBase | None = None
 
     def serve(self) -> None:
@@ -129,6 +127,7 @@ class _Worker:
         torch.set_grad_enabled(False)
         self._env = env = _marking_resets(cloudpickle.loads(setting["make_env"])())
         env.reset = self._timed_reset(env.reset)
+        report_spans(env, self._on_span)
         self._layout = Layout.of(env.fake_tensordict(), env.action_keys)
         self._export = env.export_training_state if _has(env, "export_training_state") else dict
         self._send("ready", self._describe(env))
@@ -142,7 +141,8 @@ class _Worker:
             self._header[Word.PHASE] = Phase.WAIT
             began = time.perf_counter_ns()
             kind, *args = self._receive()
-            self._header[Word.WAIT_NS] += time.perf_counter_ns() - began
+            if kind == "step":
+                self._spans.add("wait", began, time.perf_counter_ns(), *args)
             self._send(*answers[kind](*args))
 
     def close(self) -> None:
@@ -152,7 +152,7 @@ class _Worker:
     def report(self, error: BaseException) -> None:
         """Hand the error and its traceback to the learner."""
         try:
-            self._send("error", f"{type(error).__name__}: {error}", traceback.format_exc())
+            self._send("error", type(error).__name__, str(error), traceback.format_exc())
         except _LearnerGone:
             traceback.print_exc()
 
@@ -188,7 +188,6 @@ class _Worker:
         assert self._env is not None
         self._ring = Ring(self._memory, self._layout, num_slots)
         self._carrier = self._env.reset()
-        self._header[Word.RESET_NS] = 0  # that one belongs to no tick
         self._ring.write(0, self._carrier, self._layout.root_keys)
         self._ring.flush()
         return ("began",)
@@ -197,7 +196,7 @@ class _Worker:
         assert self._env is not None
         ring, layout = self._ring, self._layout
         self._header[Word.TICK] = tick
-        with self._phase(Phase.STEP, Word.STEP_NS):
+        with self._phase(Phase.STEP, "step"):
             slot = ring.slot(tick)
             for key in layout.action_keys:
                 self._carrier.set(key, slot.get(key))
@@ -215,20 +214,24 @@ class _Worker:
         return "result", number, getattr(self._env, method)(*args, **kwargs)
 
     @contextmanager
-    def _phase(self, phase: Phase, time_word: Word) -> Iterator[None]:
+    def _phase(self, phase: Phase, span: str) -> Iterator[None]:
         outside = self._header[Word.PHASE]
         self._header[Word.PHASE] = phase
-        began = time.perf_counter_ns()
-        yield
-        self._header[time_word] += time.perf_counter_ns() - began
+        with self._spans.span(span, self._header[Word.TICK]):
+            yield
         self._header[Word.PHASE] = outside
 
     def _timed_reset(self, reset: Callable[..., TensorDictBase]) -> Callable[..., TensorDictBase]:
         def timed(*args: Any, **kwargs: Any) -> TensorDictBase:
-            with self._phase(Phase.RESET, Word.RESET_NS):
+            with self._phase(Phase.RESET, "reset"):
                 return reset(*args, **kwargs)
 
         return timed
+
+    def _on_span(self, name: str, begin_ns: int, end_ns: int) -> None:
+        # A reset is timed here already, that of an environment which reports nothing as well.
+        if name != "reset":
+            self._spans.add(name, begin_ns, end_ns, self._header[Word.TICK])
 
 
 def _marking_resets(env: Any) -> EnvBase:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -76,6 +79,8 @@ def hydra_main(train: Callable[[TrainCfg], int]) -> Callable[[], None]:
     """Makes a training function a command: Hydra's flags and overrides, unilab's errors.
 
     An expected error is one line and exit code 2; ``HYDRA_FULL_ERROR=1`` shows its traceback.
+    Ctrl-C is exit code 130 without a traceback, also where the command was started with SIGINT
+    ignored, as shells start what they run in the background.
 
     Args:
         train: gets the checked configuration, once for each job of a ``--multirun``; returns the
@@ -93,19 +98,29 @@ def hydra_main(train: Callable[[TrainCfg], int]) -> Callable[[], None]:
 
         _report(run)
 
-    def command() -> None:
-        def run() -> None:
-            args = get_args_parser().parse_args()
-            custom = args.config_dir or args.config_path or args.config_name
-            checked = _checked(args.overrides, any_task=bool(custom))
-            given = set(args.overrides)
-            flags = [arg for arg in sys.argv[1:] if arg not in given]
-            sys.argv[1:] = [*flags, *checked]
-
-        _report(run)
+    def start() -> None:
+        args = get_args_parser().parse_args()
+        custom = args.config_dir or args.config_path or args.config_name
+        checked = _checked(args.overrides, any_task=bool(custom))
+        given = set(args.overrides)
+        flags = [arg for arg in sys.argv[1:] if arg not in given]
+        sys.argv[1:] = [*flags, *checked]
         hydra.main(version_base="1.3", config_path=f"pkg://{_MODULE}", config_name="config")(job)()
 
+    def command() -> None:
+        _listen_to_ctrl_c()
+        _report(start)
+
     return command
+
+
+def _listen_to_ctrl_c() -> None:
+    """From now until the interpreter takes itself apart, when an interrupt is only noise."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
 
 
 def _report(run: Callable[[], None]) -> None:
@@ -114,9 +129,11 @@ def _report(run: Callable[[], None]) -> None:
     except UnilabError as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {error}", *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
+        # On its way out there is nothing left that another one could interrupt.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         print("Interrupted; what was saved before is kept.", file=sys.stderr)
         sys.exit(130)
 

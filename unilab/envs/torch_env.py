@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from abc import abstractmethod
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import NoReturn
@@ -51,9 +53,13 @@ class TorchEnv(EnvBase):
     Attributes:
         generator: the environment's random generator; nothing else is drawn from.
         episode_length: ``[num_envs]`` int64, control steps since each episode began.
+        on_span: called with ``"physics"`` (controls, physics and its packed read), ``"managers"``
+            or ``"reset"`` and the begin and end of each in ns of ``time.perf_counter_ns``; None:
+            nobody wants to know.
     """
 
     _supports_set_state = False
+    on_span: Callable[[str, int, int], None] | None = None
 
     def __init__(
         self, *, num_envs: int, device: torch.device | str = "cpu", seed: int | None = None
@@ -172,7 +178,9 @@ class TorchEnv(EnvBase):
         action = self._validated(tensordict.get("action", None))
         with self._threads:
             try:
+                began = time.perf_counter_ns()
                 self._physics(action)
+                moved = time.perf_counter_ns()
                 self._life.control_steps += 1
                 self.episode_length.add_(1)
                 reward, terminated, truncated = self._evaluate()
@@ -180,6 +188,9 @@ class TorchEnv(EnvBase):
                 self._after_step()
             except BaseException as error:
                 self._set_fault(error, "step")
+        if self.on_span is not None:
+            self.on_span("physics", began, moved)
+            self.on_span("managers", moved, time.perf_counter_ns())
         return TensorDict._new_unsafe(
             {
                 **observation,
@@ -217,6 +228,7 @@ class TorchEnv(EnvBase):
             What a reset returns of every row: its observations and three flags that are False. The
             observations of rows that were not reset are the last ones.
         """
+        began = time.perf_counter_ns()
         whole = rows.shape[0] == self.num_envs
         with self._threads:
             before = self.generator.get_state()
@@ -240,6 +252,8 @@ class TorchEnv(EnvBase):
                 self._after_reset(rows)
             except BaseException as error:
                 self._set_fault(error, "reset")
+        if self.on_span is not None:
+            self.on_span("reset", began, time.perf_counter_ns())
         flags = torch.zeros(3, self.num_envs, 1, dtype=torch.bool, device=self.device)
         return {**fresh, **dict(zip(_FLAGS, flags, strict=True))}
 

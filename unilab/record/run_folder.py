@@ -42,6 +42,11 @@ class RunFolder:
         return self.path / "tensorboard"
 
     @property
+    def trace_file(self) -> Path:
+        """Chrome trace of the last ticks, of a run with ``training.trace``."""
+        return self.path / "trace.json"
+
+    @property
     def checkpoints(self) -> Path:
         """Rotated checkpoints."""
         return self.path / "checkpoints"
@@ -64,20 +69,16 @@ class RunFolder:
         Raises:
             ConfigError: the folder cannot be written, or holds a run already.
         """
-        if path is None:
-            stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
-            base = Path(log_root) / task / f"{stamp}_seed{seed}"
-            path = base
-            # Two runs of a sweep can start within the same second.
-            while path.exists():
-                path = base.with_name(f"{base.name}_{uuid.uuid4().hex[:4]}")
-        run = cls(Path(path))
-        if run.config_file.exists():
+        stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
+        run = cls(Path(log_root) / task / f"{stamp}_seed{seed}" if path is None else Path(path))
+        if path is not None and run.config_file.exists():
             raise ConfigError(
                 f"run folder {run.path} already holds a run: continue it with "
                 f"training.resume={run.path}, or choose another training.run_dir"
             )
         try:
+            if path is None:
+                run = cls(_claimed(run.path))
             run.checkpoints.mkdir(parents=True, exist_ok=True)
             probe = run.path / f".write-test-{uuid.uuid4().hex}"
             probe.write_text("")
@@ -134,6 +135,17 @@ class RunFolder:
                 f"{self.config_file} is damaged ({error}): restore it, or start a new run"
             ) from error
         return content
+
+
+def _claimed(path: Path) -> Path:
+    """The folder, made here and now, or one beside it: two runs can start in the same second."""
+    claimed = path
+    while True:
+        try:
+            claimed.mkdir(parents=True)
+            return claimed
+        except FileExistsError:
+            claimed = path.with_name(f"{path.name}_{uuid.uuid4().hex[:4]}")
 
 
 def package_versions() -> dict[str, str]:

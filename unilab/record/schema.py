@@ -48,12 +48,25 @@ METRICS: dict[str, Metric] = {
         ("Perf/updates_per_second", "update/s", "rate"),
         ("Perf/updates", "update", "last"),
         ("Perf/buffer_size", "transition", "last"),
+    ),
+    **_named(
+        "unilab.trainers.async_runner",
         ("Perf/collect_share", "share of time", "mean"),
+        ("Perf/inference_ms", "ms a tick", "mean"),
+        ("Perf/ring_wait_ms", "ms a tick", "mean"),
+        ("Perf/replay_ms", "ms a tick", "mean"),
+        ("Perf/update_ms", "ms a tick", "mean"),
+    ),
+    **_named(
+        # Of the environment, in whichever process it is.
+        "unilab.collectors.spans",
+        ("Perf/physics_ms", "ms a tick", "mean"),
+        ("Perf/managers_ms", "ms a tick", "mean"),
+        ("Perf/reset_ms", "ms a tick", "mean"),
     ),
     **_named(
         "unilab.collectors.process",
-        ("Perf/env_step_ms", "ms", "mean"),
-        ("Perf/env_reset_ms", "ms", "mean"),
+        ("Perf/env_step_ms", "ms a tick", "mean"),
         ("Perf/env_wait_share", "share of time", "mean"),
     ),
     **_named(

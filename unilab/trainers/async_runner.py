@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
 from tensordict import TensorDictBase
+from torch import nn
+from torchrl.envs import EnvBase
 
 from unilab.collectors import PipelinedCollector
+from unilab.collectors.spans import LEARNER_SPANS, Span, Spans, milliseconds, report_spans
 from unilab.trainers.signals import StopRequest
 
 __all__ = ["AsyncRunner"]
+
+_IN_METRICS = ("inference", "ring wait", "physics", "managers", "reset", "replay", "update")
 
 
 class AsyncRunner:
@@ -29,7 +36,8 @@ class AsyncRunner:
 
     Attributes:
         stop: whether a signal asked to stop, and the exit code that goes with it.
-        collecting_s: seconds spent in the collector since :meth:`lap`.
+        error: what collecting raised; None: nothing did.
+        tick: of the last transitions that the loop was given; -1 before the first.
 
     Examples:
         >>> from tensordict import TensorDict
@@ -42,13 +50,23 @@ class AsyncRunner:
     def __init__(self, collector: Iterable[TensorDictBase]) -> None:
         self.collector: Any = collector
         self.stop = StopRequest()
-        self.collecting_s = 0.0
+        self.error: Exception | None = None
+        self.tick = -1
+        self._spans = Spans(LEARNER_SPANS)
+        self._collecting = False
+        self._inference_began = 0
+        self._env: EnvBase | None = None
+        self._hooks: list[Any] = []
+        self._counted = self._account()
 
     def __enter__(self) -> AsyncRunner:
         self.stop.__enter__()
         # Not TorchRL's own: asked to stop inside a batch, it hands out a part that is not filled.
         if isinstance(self.collector, PipelinedCollector):
             self.collector.interruptor = self.stop
+            self.collector.spans = self._spans
+        else:
+            self._watch()
         return self
 
     def __exit__(
@@ -58,27 +76,100 @@ class AsyncRunner:
         trace: TracebackType | None,
     ) -> None:
         try:
+            self._unwatch()
             self.close()
         finally:
             self.stop.__exit__(kind, error, trace)
 
     def __iter__(self) -> Iterator[TensorDictBase]:
         """The collector's batches, until it ends or a stop is asked for."""
-        asked = time.perf_counter()
-        for batch in self.collector:
-            self.collecting_s += time.perf_counter() - asked
+        batches = iter(self.collector)
+        while True:
+            began, self._collecting = time.perf_counter_ns(), True
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            except Exception as error:
+                self.error = error
+                raise
+            finally:
+                self._collecting = False
+            self.tick += batch.shape[1] if batch.batch_dims > 1 else 1
+            self._spans.add("collect", began, time.perf_counter_ns(), self.tick)
             yield batch
             if self.stop.requested:
                 return
-            asked = time.perf_counter()
 
-    def lap(self) -> float:
-        """Seconds spent in the collector since the last call."""
-        seconds, self.collecting_s = self.collecting_s, 0.0
-        return seconds
+    def span(self, name: str) -> AbstractContextManager[None]:
+        """Account for the body of a ``with`` as a part of the tick, such as ``"update"``."""
+        return self._spans.span(name, self.tick)
+
+    def timings(self) -> dict[str, float]:
+        """Where the learner's process spent its time since the last call.
+
+        Returns:
+            ``Perf/<name>_ms``, means over the ticks, of inference, waiting for the ring, replay and
+            update; where the environment is in this process and says so, also of physics, managers
+            and reset. ``Perf/collect_share``: of the time between two calls. Empty without a tick.
+        """
+        now, before = self._account(), self._counted
+        self._counted = now
+        spent = {name: now[name] - before[name] for name in now}
+        if not spent["ticks"]:
+            return {}
+        share = {"Perf/collect_share": spent["collect"] / spent["time"]}
+        return milliseconds({name: spent[name] for name in _IN_METRICS}, spent["ticks"]) | share
+
+    def metrics_at_hand(self) -> bool:
+        """Whether the environment's metrics can be had without waiting; if not, asks for them."""
+        piped = isinstance(self.collector, PipelinedCollector)
+        return not piped or self.collector.env.metrics_at_hand()
+
+    def latest_spans(self) -> dict[str, tuple[int, list[Span]]]:
+        """The latest spans of each process, with its id, by what it is."""
+        spans = {"learner": (os.getpid(), self._spans.latest())}
+        if isinstance(self.collector, PipelinedCollector):
+            env = self.collector.env
+            spans["collector"] = (env.pid, env.spans.latest())
+        return spans
 
     def close(self) -> None:
         """Shut the collector down; a second call does nothing."""
         shutdown = getattr(self.collector, "shutdown", None)
         if shutdown is not None:
             shutdown()
+
+    def _account(self) -> dict[str, int]:
+        return self._spans.totals() | {"ticks": self.tick + 1, "time": time.perf_counter_ns()}
+
+    def _watch(self) -> None:
+        """Have a collector of this process say what it does inside of a batch."""
+        env = getattr(self.collector, "env", None)
+        if isinstance(env, EnvBase):
+            self._env = env
+            report_spans(env, self._on_span)
+        policy = getattr(self.collector, "policy", None)
+        if isinstance(policy, nn.Module):
+            self._hooks = [
+                policy.register_forward_pre_hook(self._before_inference),
+                policy.register_forward_hook(self._after_inference),
+            ]
+
+    def _unwatch(self) -> None:
+        if self._env is not None:
+            report_spans(self._env, None)
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    def _on_span(self, name: str, begin_ns: int, end_ns: int) -> None:
+        self._spans.add(name, begin_ns, end_ns, self.tick + 1)
+
+    def _before_inference(self, *_: Any) -> None:
+        self._inference_began = time.perf_counter_ns()
+
+    def _after_inference(self, *_: Any) -> None:
+        # The policy may be used elsewhere, in an evaluation for example.
+        if self._collecting:
+            self._on_span("inference", self._inference_began, time.perf_counter_ns())

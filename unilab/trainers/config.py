@@ -221,6 +221,8 @@ class TrainingCfg:
     """Stop after this wall time; null: only after ``algo.total_frames``."""
     log_interval_s: float = 5.0
     """Seconds between two rows of metrics."""
+    trace: bool = False
+    """Write ``trace.json``, a Chrome trace of the last ticks, when the run ends."""
     eval_interval: int | None = 500_000
     """Environment steps between two evaluations; null: none, not even at the end."""
     eval_num_envs: int = 32

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -16,6 +17,7 @@ from unilab.data import RewardNormalizer
 from unilab.errors import NonFiniteError, UnilabError
 from unilab.record.console import Progress
 from unilab.record.metrics import MetricLogger
+from unilab.record.trace import write_trace
 from unilab.trainers.async_runner import AsyncRunner
 from unilab.trainers.checkpoint import Checkpointer, Counters
 from unilab.trainers.episodes import EpisodeTracker
@@ -73,6 +75,7 @@ class OffPolicyRunner:
         checkpoint_interval: environment steps between checkpoints; None: only at the end.
         log_interval_s: seconds between two rows of metrics.
         max_minutes: stop after this wall time; None: never.
+        trace: file for a Chrome trace of the run's last ticks; None: none.
     """
 
     def __init__(
@@ -94,6 +97,7 @@ class OffPolicyRunner:
         checkpoint_interval: int | None = None,
         log_interval_s: float = 5.0,
         max_minutes: float | None = None,
+        trace: Path | None = None,
     ) -> None:
         self.collector = collector
         self.learner = learner
@@ -111,6 +115,7 @@ class OffPolicyRunner:
         self.checkpoint_interval = checkpoint_interval
         self.log_interval_s = log_interval_s
         self.max_minutes = max_minutes
+        self.trace = trace
         self.metrics: dict[str, float] = {}
         self._episodes = EpisodeTracker()
         self._updates: list[TensorDict] = []
@@ -121,38 +126,51 @@ class OffPolicyRunner:
     def run(self) -> RunResult:
         """Trains until the collector ends, time is up, or Ctrl-C; always leaves a checkpoint.
 
+        An error while collecting leaves one as well before it is raised.
+
         Returns:
             How the run ended.
 
         Raises:
             NonFiniteError: a metric of the learner is NaN or infinite; no checkpoint is written
                 then, the earlier ones are kept.
+            CollectorError: the collector's process died, raised or hung.
         """
         self._start_clocks()
+        self._running = AsyncRunner(self.collector)
         try:
-            with AsyncRunner(self.collector) as self._running:
-                for data in self._running:
-                    self.rewards.update(data)
-                    self.buffer.extend(data)
-                    if len(self.buffer) >= self.learning_starts:
-                        for _ in range(self.updates_per_step):
-                            batch = self.rewards.normalize(self.buffer.sample())
-                            self._updates.append(self.learner.update(batch))
-                    self._after_step(data)
-                    if self._time_is_up():
-                        break
+            with self._running:
+                try:
+                    self._train()
+                except Exception as error:
+                    if error is self._running.error:
+                        self._save_after(error)
+                    raise
                 self._finish(interrupted=self._running.stop.requested)
         except UnilabError:
             # A policy of NaN fails in the environment first; the metrics know where it began.
             self._drain_updates()
             raise
         finally:
-            if self.progress is not None:
-                self.progress.close()
-            if self.logger is not None:
-                self.logger.close()
+            self._close()
         counters, stop = self.counters, self._running.stop
         return RunResult(counters.frames, counters.minutes, self.metrics, stop.exit_code)
+
+    def _train(self) -> None:
+        span = self._running.span
+        for data in self._running:
+            with span("replay"):
+                self.rewards.update(data)
+                self.buffer.extend(data)
+            if len(self.buffer) >= self.learning_starts:
+                for _ in range(self.updates_per_step):
+                    with span("replay"):
+                        batch = self.rewards.normalize(self.buffer.sample())
+                    with span("update"):
+                        self._updates.append(self.learner.update(batch))
+            self._after_step(data)
+            if self._time_is_up():
+                break
 
     def _start_clocks(self) -> None:
         now = time.perf_counter()
@@ -171,7 +189,7 @@ class OffPolicyRunner:
         if _crossed(self.checkpoint_interval, before, self.counters.frames):
             self._log()
             self._save()
-        elif time.perf_counter() - self._logged >= self.log_interval_s:
+        elif time.perf_counter() - self._logged >= self.log_interval_s and self._metrics_at_hand():
             self._log()
 
     def _time_is_up(self) -> bool:
@@ -187,18 +205,47 @@ class OffPolicyRunner:
         if self._saved_at != self.counters.frames:
             self._save()
 
+    def _save_after(self, error: Exception) -> None:
+        """Keep what was learned until collecting failed, unless NaN made it fail."""
+        if isinstance(error, NonFiniteError) or isinstance(error.__cause__, NonFiniteError):
+            return
+        if self._saved_at != self.counters.frames:
+            self._log()
+            self._save()
+        if self.checkpointer is not None:
+            error.add_note(f"What was learned in {self.counters.frames} frames is saved.")
+
+    def _close(self) -> None:
+        if self.progress is not None:
+            self.progress.close()
+        if self.logger is not None:
+            self.logger.close()
+        if self.trace is not None:
+            write_trace(self.trace, self._running.latest_spans())
+
     def _evaluate(self) -> None:
         if self.evaluate is not None:
-            self._evaluation = self.evaluate()
-            self._evaluated_at = self.counters.frames
+            with self._running.span("evaluate"):
+                metrics = self._running.stop.cutting_short(self.evaluate)
+            if metrics is not None:
+                self._evaluation = metrics
+                self._evaluated_at = self.counters.frames
 
     def _save(self) -> None:
         if self.checkpointer is not None:
-            self.checkpointer.save(self.counters)
+            with self._running.span("save"):
+                self.checkpointer.save(self.counters)
         self._saved_at = self.counters.frames
+
+    def _metrics_at_hand(self) -> bool:
+        return self.drain_metrics is None or self._running.metrics_at_hand()
 
     def _log(self) -> None:
         """Turns what has gathered since the last row into numbers, the only wait for the device."""
+        with self._running.span("log"):
+            self._log_row()
+
+    def _log_row(self) -> None:
         now = time.perf_counter()
         elapsed = now - self._logged
         self.counters.minutes = self._minutes_before + (now - self._started) / 60
@@ -210,7 +257,7 @@ class OffPolicyRunner:
         frames, updates = self.counters.frames, self.learner.update_count
         row["Perf/steps_per_second"] = (frames - self._logged_frames) / elapsed
         row["Perf/updates_per_second"] = (updates - self._logged_updates) / elapsed
-        row["Perf/collect_share"] = self._running.lap() / elapsed
+        row |= self._running.timings()
         row["Perf/updates"] = updates
         row["Perf/buffer_size"] = len(self.buffer)
         row |= self._evaluation

@@ -4,20 +4,33 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 __all__ = ["StopRequest"]
 
+_Result = TypeVar("_Result")
+_PATIENCE = 3
+
+
+class _Cut(BaseException):
+    """Ends what may be cut short."""
+
 
 class StopRequest:
-    """While entered, the first SIGINT or SIGTERM is noted instead of raised; a second one ends.
+    """While entered, SIGINT and SIGTERM are noted instead of raised; the third one ends at once.
+
+    The second is noted as well: whoever presses Ctrl-C twice still gets a checkpoint. The third
+    raises KeyboardInterrupt wherever the program is.
 
     Outside the main thread, where Python delivers no signals, nothing is installed.
     """
 
     def __init__(self) -> None:
         self.signum: int | None = None
+        self._count = 0
+        self._cutting = False
         self._previous: dict[int, Any] = {}
 
     @property
@@ -34,6 +47,21 @@ class StopRequest:
         """What a shell expects of a process ended by the signal (130 for Ctrl-C), else 0."""
         return 0 if self.signum is None else 128 + self.signum
 
+    def cutting_short(self, work: Callable[[], _Result]) -> _Result | None:
+        """Do what is of no use once a stop is asked for: a signal ends it at once.
+
+        Returns:
+            what ``work`` returns; None if it was cut short.
+        """
+        try:
+            try:
+                self._cutting = True
+                return work()
+            finally:
+                self._cutting = False
+        except _Cut:
+            return None
+
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
             for signum in (signal.SIGINT, signal.SIGTERM):
@@ -49,9 +77,14 @@ class StopRequest:
         self._restore()
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
-        self.signum = signum
-        # Someone who asks twice does not want to wait for the step to end.
-        self._restore()
+        self.signum = self.signum or signum
+        self._count += 1
+        if self._count == _PATIENCE:
+            self._restore()
+            raise KeyboardInterrupt
+        if self._cutting:
+            self._cutting = False
+            raise _Cut
 
     def _restore(self) -> None:
         for signum, handler in self._previous.items():

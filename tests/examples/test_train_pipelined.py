@@ -1,0 +1,192 @@
+"""examples/train_flashsac.py with training.collector=pipelined, as real processes.
+
+Clauses are those of ADR-0001.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "train_flashsac.py"
+SMALL = [
+    "task=pendulum_swingup",
+    "algo.num_envs=64",
+    "algo.batch_size=64",
+    "algo.learning_starts=128",
+    "algo.n_step=1",
+    "algo.replay_capacity=1000",
+    "algo.total_frames=3840",
+    "algo.algo_params.actor_hidden_dim=8",
+    "algo.algo_params.critic_hidden_dim=8",
+    "algo.algo_params.compile=false",
+    "training.collector=pipelined",
+    "training.num_threads=1",
+    "training.device=cpu",
+    "training.eval_num_envs=2",
+    "env.episode_length_s=0.4",
+    "env.num_threads=1",
+]
+ENDLESS = ["algo.total_frames=1_000_000_000", "training.log_interval_s=0.01"]
+SPLIT = ("inference", "replay", "update", "physics", "managers", "reset")
+
+Start = Callable[..., subprocess.Popen]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    started: list[subprocess.Popen] = []
+
+    def start(*arguments: str, command: tuple[str, ...] = (), **kwargs: Any) -> subprocess.Popen:
+        process = subprocess.Popen(
+            [*command, sys.executable, str(SCRIPT), *SMALL, *arguments],
+            cwd=tmp_path,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            **kwargs,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def rows(run: Path) -> list[dict[str, str]]:
+    with (run / "progress.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def collector_of(pid: int) -> int:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    lines = {int(c): Path(f"/proc/{c}/cmdline").read_text() for c in children}
+    (pid,) = (child for child, line in lines.items() if "unilab.collectors.worker" in line)
+    return pid
+
+
+@pytest.mark.parametrize("collector", ["pipelined", "sync"])
+def test_a_trace_has_every_process_and_the_metrics_say_where_time_went(start, tmp_path, collector):
+    process = start(
+        f"training.collector={collector}", "training.trace=true", "training.run_dir=run"
+    )
+    _, err = process.communicate(timeout=600)
+    assert process.returncode == 0, err
+    last = rows(tmp_path / "run")[-1]
+    assert all(float(last[f"Perf/{name}_ms"]) > 0.0 for name in SPLIT)
+    assert ("Perf/ring_wait_ms" in last) == (collector == "pipelined")
+
+    events = json.loads((tmp_path / "run" / "trace.json").read_text())["traceEvents"]
+    pids = {e["args"]["name"]: e["pid"] for e in events if e["name"] == "process_name"}
+    assert set(pids) == {"learner", *(["collector"] if collector == "pipelined" else [])}
+    assert pids["learner"] == process.pid
+    spans = {name: _spans(events, pid) for name, pid in pids.items()}
+    for process_spans in spans.values():
+        _assert_nested(process_spans)
+    if collector == "pipelined":
+        _assert_overlap(spans["learner"], spans["collector"])
+
+
+def _spans(events: list[dict[str, Any]], pid: int) -> list[tuple[float, float, str, int]]:
+    """Begin, end, name and tick, outer ones before inner ones."""
+    spans = [
+        (e["ts"], e["ts"] + e["dur"], e["name"], e["args"]["tick"])
+        for e in events
+        if e["ph"] == "X" and e["pid"] == pid
+    ]
+    return sorted(spans, key=lambda span: (span[0], -span[1]))
+
+
+def _assert_nested(spans: list[tuple[float, float, str, int]]) -> None:
+    """Each lies within the one that was begun last and goes on, or after it."""
+    within: list[float] = []
+    for begin, end, *_ in spans:
+        while within and within[-1] <= begin + 1e-3:
+            within.pop()
+        assert not within or end <= within[-1] + 1e-3
+        within.append(end)
+
+
+def _assert_overlap(learner: list[Any], collector: list[Any]) -> None:
+    physics = {tick: (b, e) for b, e, name, tick in collector if name == "physics"}
+    acted = {tick: e for _, e, name, tick in learner if name == "inference"}
+    waited = {tick: e for _, e, name, tick in learner if name == "ring wait"}
+    ticks = sorted(physics.keys() & acted.keys() & waited.keys())
+    assert len(ticks) > 10
+    for tick in ticks:
+        begin, end = physics[tick]
+        # One clock: an action comes before its physics, the result after it.
+        assert acted[tick] <= begin < end <= waited[tick]
+    together = [
+        tick
+        for b, e, name, tick in learner
+        if name == "update" and tick + 1 in physics
+        if b < physics[tick + 1][1] and physics[tick + 1][0] < e
+    ]
+    assert together
+
+
+def test_c14_a_collector_killed_in_training_leaves_a_checkpoint_and_an_error(start, tmp_path):
+    process = start(*ENDLESS, "training.run_dir=run", "training.trace=true")
+    first = process.stderr.readline()
+    assert "steps/s" in first
+    os.kill(collector_of(process.pid), signal.SIGKILL)
+    _, err = process.communicate(timeout=600)
+    assert process.returncode == 2, err
+    assert "Traceback" not in err
+    assert "error: the collector process died" in err
+    assert "(signal SIGKILL)" in err
+    (checkpoint,) = (tmp_path / "run" / "checkpoints").iterdir()
+    frames = int(checkpoint.name.split("-")[1])
+    assert frames > 0
+    assert f"What was learned in {frames} frames is saved." in err
+    assert int(rows(tmp_path / "run")[-1]["frames"]) == frames
+    # What either process did until then.
+    events = json.loads((tmp_path / "run" / "trace.json").read_text())["traceEvents"]
+    assert len({event["pid"] for event in events}) == 2
+
+    end = f"algo.total_frames={frames + 640}"
+    again = start("training.resume=run", end)
+    assert again.wait(600) == 0, again.stderr.read()
+    assert int(rows(tmp_path / "run")[-1]["frames"]) == frames + 640
+
+
+def test_ctrl_c_reaches_a_training_that_a_shell_started_in_the_background(start, tmp_path):
+    """Such shells have their background jobs ignore it. It comes before the loop begins."""
+    shell = ("sh", "-c", 'exec 3>&1; "$0" "$@" >&3 & echo $!; wait $!; echo $?')
+    process = start(*ENDLESS, "training.run_dir=run", command=shell)
+    pid = int(process.stdout.readline())
+    assert "Run folder" in process.stdout.readline()
+    os.kill(pid, signal.SIGINT)
+    out, err = process.communicate(timeout=600)
+    assert out.splitlines()[-1] == "130", out + err
+    assert "Traceback" not in err
+
+
+def test_two_trainings_at_once_do_not_meet(start, tmp_path):
+    """Same task, seed and root folder: two folders with the same numbers in them."""
+    processes = [start("training.log_root=runs", "training.log_interval_s=1000") for _ in range(2)]
+    for process in processes:
+        _, err = process.communicate(timeout=600)
+        assert process.returncode == 0, err
+    runs = sorted((tmp_path / "runs" / "pendulum_swingup").iterdir())
+    assert len(runs) == 2
+    tables = [
+        [{k: v for k, v in row.items() if not k.startswith(("Perf/", "minutes"))} for row in table]
+        for table in map(rows, runs)
+    ]
+    assert tables[0] == tables[1]
+    assert float(tables[0][-1]["Train/episodes"]) > 0
+    assert all(list((run / "checkpoints").iterdir()) for run in runs)

@@ -64,13 +64,14 @@ def test_a_damaged_file_is_an_error(file, keep):
         OnnxPolicy(file)
 
 
-def foreign(path, inputs):
-    values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in inputs]
-    out = helper.make_tensor_value_info("y", TensorProto.FLOAT, inputs[0][1])
-    nodes = [helper.make_node("Sum", [n for n, _ in inputs], ["y"])]
+def foreign(path, inputs, *, node="Sum", kind=TensorProto.FLOAT, out=None, metadata=None):
+    """A file of one node that someone else wrote."""
+    values = [helper.make_tensor_value_info(n, kind, s) for n, s in inputs]
+    out = helper.make_tensor_value_info("y", kind, inputs[0][1] if out is None else out)
+    nodes = [helper.make_node(node, [n for n, _ in inputs], ["y"])]
     graph = helper.make_graph(nodes, "g", values, [out])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
-    helper.set_model_props(model, {"author": "someone else"})
+    helper.set_model_props(model, metadata or {"author": "someone else"})
     onnx.save(model, str(path))
     return path
 
@@ -82,12 +83,43 @@ def test_a_foreign_file_of_the_right_shape_plays(tmp_path):
     assert policy.metadata == {"author": "someone else"}
 
 
+@pytest.mark.parametrize("text", ["not json {", "[" * 100_000])
+def test_metadata_that_are_no_json_are_strings(tmp_path, text):
+    file = foreign(tmp_path / "f.onnx", [("x", ["n", 3])], metadata={"note": text})
+    assert OnnxPolicy(file).metadata == {"note": text}
+
+
 @pytest.mark.parametrize(
     "inputs", [[("a", ["n", 3]), ("b", ["n", 3])], [("a", ["n", 3, 1])], [("a", ["n", "w"])]]
 )
 def test_a_foreign_file_of_another_shape_is_refused(tmp_path, inputs):
     with pytest.raises(CheckpointError, match=r"expected one input \[batch, obs_dim\]"):
         OnnxPolicy(foreign(tmp_path / "f.onnx", inputs))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(TensorProto.DOUBLE, "double"), (TensorProto.STRING, "string")]
+)
+def test_a_foreign_file_of_another_type_is_refused(tmp_path, kind, name):
+    file = foreign(tmp_path / "f.onnx", [("x", ["n", 3])], node="Identity", kind=kind)
+    with pytest.raises(CheckpointError, match=rf"x tensor\({name}\).*both tensor\(float\)"):
+        OnnxPolicy(file)
+
+
+def test_a_file_of_a_fixed_batch_plays_that_many_robots_and_no_other(tmp_path):
+    policy = OnnxPolicy(foreign(tmp_path / "f.onnx", [("x", [2, 3])]))
+    assert policy(TensorDict({"obs": torch.ones(2, 3)}, [2]))["action"].shape == (2, 3)
+    with pytest.raises(
+        CheckpointError, match=r"f.onnx cannot act on 4 .*free batch size"
+    ) as raised:
+        policy(TensorDict({"obs": torch.ones(4, 3)}, [4]))
+    assert "\n" not in str(raised.value)
+
+
+def test_a_file_that_gives_another_number_of_actions_is_refused(tmp_path):
+    file = foreign(tmp_path / "f.onnx", [("x", ["n", 3])], node="ReduceSum", out=["m", 1])
+    with pytest.raises(CheckpointError, match=r"computes \[1, 1\] from 4 .*expected \[4, 1\]"):
+        OnnxPolicy(file)(TensorDict({"obs": torch.ones(4, 3)}, [4]))
 
 
 def test_without_onnxruntime_the_error_names_the_extra(file, monkeypatch):

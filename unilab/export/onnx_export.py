@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import json
-import logging
 import os
 import uuid
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,15 +18,16 @@ from torch import Tensor, nn
 
 from unilab.errors import ActorContractError, ConfigError
 from unilab.export.extra import require
+from unilab.export.tracing import OPSET, first_line, traced
 from unilab.modules import actor_semantics
+from unilab.modules.untouched import untouched
 from unilab.record import package_versions
 
 __all__ = ["OnnxExport", "export_onnx"]
 
-# What torch's exporter writes without converting, and runtimes since 2023 read.
-OPSET = 18
 TOLERANCE = 1e-5
 _BATCHES = (1, 2, 17, 256)
+_Policy = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,8 @@ class OnnxExport:
     obs_dim: int
     action_dim: int
     max_abs_diff: float
-    """Largest difference between onnxruntime's actions and the actor's, in the action's unit."""
+    """Largest difference between onnxruntime's actions and ``explore(obs, deterministic=True)``, in
+    the action's unit."""
 
 
 def export_onnx(
@@ -54,11 +55,13 @@ def export_onnx(
 
     The action is the deterministic one after the actor's transform, and normalisation of
     observations is part of the graph. The file appears only once ONNX's checker has accepted it and
-    onnxruntime agrees with the actor on random observations; an older file is left alone otherwise.
+    ``as_export_module()`` and onnxruntime both agree with ``explore(obs, deterministic=True)`` on
+    random observations; an older file is left alone otherwise.
 
     Args:
-        actor: an actor of the contract; it is not changed.
-        path: the file to write.
+        actor: an actor of the contract; it is not changed. It is compared on the CPU, one on an
+            accelerator as a copy.
+        path: the file to write; behind a link, the file that it leads to.
         obs_dim: observation width; the actor's own by default.
         metadata: JSON values for the file's ``metadata_props``, e.g. an environment's
             ``deployment_metadata()``. ``action_transform`` and ``versions`` are added.
@@ -67,7 +70,8 @@ def export_onnx(
         What was written and how closely it agrees.
 
     Raises:
-        ActorContractError: the module cannot be exported, or its file does not agree with it.
+        ActorContractError: the module cannot be exported, its actions are not finite, or it, its
+            file and the actor do not agree.
         CapabilityError: onnxscript or onnxruntime is not installed.
         ConfigError: the path cannot be written, metadata is not JSON, or the width is unknown.
     """
@@ -78,23 +82,30 @@ def export_onnx(
     obs_dim = semantics["obs_dim"] if obs_dim is None else obs_dim
     if obs_dim is None:
         raise ConfigError(f"{type(actor).__name__} does not say its obs_dim: pass obs_dim")
-    if not path.parent.is_dir():
-        raise ConfigError(f"cannot write {path}: the folder {path.parent} does not exist")
-    values = {
-        **(metadata or {}),
-        "action_transform": semantics["action_transform"],
-        "versions": package_versions(),
-    }
-    properties = {key: _json(key, value) for key, value in values.items()}
-    # A copy: the actor keeps its device and its train or eval mode.
-    module = copy.deepcopy(actor.as_export_module()).cpu().eval()
-    proto = _traced(module, obs_dim)
-    _strip(proto.graph)
-    del proto.metadata_props[:]
-    onnx.helper.set_model_props(proto, properties)
-    onnx.checker.check_model(proto, full_check=True)
-    content = proto.SerializeToString()
-    action_dim, difference = _compare(runtime, content, module, obs_dim)
+    _require_writable(path)
+    properties = _properties(metadata or {}, semantics["action_transform"])
+    actor = _on_cpu(actor)
+    with untouched(actor):
+        module = _module(actor.eval())
+        explore = functools.partial(actor.explore, deterministic=True)
+        # Before the slow part: most of what is wrong with an actor shows here.
+        _compare("as_export_module()", module, explore, obs_dim)
+        proto = traced(module, obs_dim)
+        onnx.helper.set_model_props(proto, properties)
+        content = proto.SerializeToString()
+        try:
+            onnx.checker.check_model(proto, full_check=True)
+            session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
+        except Exception as error:  # each package has kinds of its own
+            raise ActorContractError(
+                f"the exported file is no valid ONNX ({first_line(error)}): nothing was written; "
+                "as_export_module() uses operators that cannot be expressed"
+            ) from error
+
+        def run(obs: Tensor) -> Tensor:
+            return torch.from_numpy(session.run(["action"], {"obs": obs.numpy()})[0])
+
+        action_dim, difference = _compare("the exported file", run, explore, obs_dim)
     _write(path, content)
     return OnnxExport(
         path=path,
@@ -105,63 +116,101 @@ def export_onnx(
     )
 
 
-def _traced(module: nn.Module, obs_dim: int) -> Any:
-    with _quiet():
-        try:
-            program = torch.onnx.export(
-                module,
-                (torch.zeros(2, obs_dim),),
-                dynamo=True,
-                opset_version=OPSET,
-                input_names=["obs"],
-                output_names=["action"],
-                dynamic_shapes=({0: torch.export.Dim("batch")},),
-                verbose=False,
-            )
-        except Exception as error:  # the module's own code may raise anything
-            raise ActorContractError(
-                f"as_export_module() of the actor cannot be exported ({_first_line(error)}): its "
-                "forward takes obs [batch, obs_dim] alone, returns the action, and may not branch "
-                "on values or on the batch size"
-            ) from error
-    assert program is not None
-    return program.model_proto
+def _on_cpu(actor: Any) -> Any:
+    """The actor itself, or its copy on the CPU: matrix products elsewhere may be coarser."""
+    if all(t.device.type == "cpu" for t in (*actor.parameters(), *actor.buffers())):
+        return actor
+    try:
+        return copy.deepcopy(actor).cpu()
+    except Exception as error:  # an actor may hold anything
+        raise ActorContractError(
+            f"{type(actor).__name__} cannot be copied to the CPU ({first_line(error)}): export "
+            "what load_play_actor() makes of its checkpoint, which lies there"
+        ) from error
 
 
-def _compare(runtime: Any, content: bytes, module: nn.Module, obs_dim: int) -> tuple[int, float]:
+def _module(actor: Any) -> nn.Module:
+    try:
+        module = actor.as_export_module()
+    except Exception as error:  # an actor is anybody's code
+        raise ActorContractError(
+            f"as_export_module() of the actor raised {type(error).__name__}: {first_line(error)}"
+        ) from error
+    if not isinstance(module, nn.Module):
+        raise ActorContractError(
+            f"as_export_module() of the actor returned {type(module).__name__}: expected an "
+            "nn.Module"
+        )
+    return module.eval()
+
+
+def _compare(name: str, policy: _Policy, explore: _Policy, obs_dim: int) -> tuple[int, float]:
     """Width of the action, and the largest difference on random observations.
 
     Raises:
-        ActorContractError: another shape than the module's, or more than rounding between them.
+        ActorContractError: either raises, gives no action for each observation, or one that is not
+            finite, or there is more than rounding between them.
     """
-    session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
     generator = torch.Generator().manual_seed(0)
     worst = 0.0
     for batch in _BATCHES:
         obs = 3.0 * torch.randn(batch, obs_dim, generator=generator)
-        with torch.no_grad():
-            expected: Tensor = module(obs)
-        given = torch.from_numpy(session.run(["action"], {"obs": obs.numpy()})[0])
-        fits = given.shape == expected.shape and given.ndim == 2 and given.shape[0] == batch
-        if not fits or given.dtype != torch.float32:
+        expected = _actions("explore(obs, deterministic=True)", explore, obs)
+        given = _actions(name, policy, obs)
+        if given.shape != expected.shape:
             raise ActorContractError(
-                f"for {batch} observations the exported file returns {given.dtype} "
-                f"{list(given.shape)} and the actor {list(expected.shape)}: expected torch.float32 "
-                f"[{batch}, action_dim] of both"
+                f"{name} gives {given.shape[1]} numbers an action and explore(obs, "
+                f"deterministic=True) {expected.shape[1]}: expected the same action of both"
             )
-        worst = max(worst, float((given - expected).abs().max()))
+        difference = float((given - expected).abs().max())
         # float32 resolves an action of more than 1 in its unit less finely.
         allowed = TOLERANCE * max(1.0, float(expected.abs().max()))
-        if not worst <= allowed:
+        if difference > allowed:
             raise ActorContractError(
-                f"the exported file and the actor differ by {worst:.3g} (allowed: {allowed:.3g}) "
-                "on random observations: nothing was written; as_export_module() must compute the "
-                "deterministic action in float32, without randomness or state"
+                f"{name} and explore(obs, deterministic=True) differ by {difference:.3g} (allowed: "
+                f"{allowed:.3g}) on {batch} random observations: nothing was written; both must "
+                "compute the deterministic action from the weights as they are, in float32, "
+                "without randomness or state, for any batch size"
             )
+        worst = max(worst, difference)
     return given.shape[1], worst
 
 
+def _actions(name: str, policy: _Policy, obs: Tensor) -> Tensor:
+    what = f"for {len(obs)} float32 observations of width {obs.shape[1]}"
+    try:
+        with torch.no_grad():
+            actions = policy(obs)
+    except Exception as error:  # an actor is anybody's code
+        raise ActorContractError(
+            f"{name} raised {type(error).__name__} {what}: {first_line(error)}"
+        ) from error
+    fits = isinstance(actions, Tensor) and actions.ndim == 2 and len(actions) == len(obs)
+    if not fits or actions.dtype != torch.float32:
+        kind = type(actions).__name__
+        if isinstance(actions, Tensor):
+            kind = f"{actions.dtype} {list(actions.shape)}"
+        raise ActorContractError(
+            f"{name} returns {kind} {what}: expected torch.float32 [{len(obs)}, action_dim]"
+        )
+    if not actions.isfinite().all():
+        raise ActorContractError(
+            f"{name} gives an action that is not finite {what}: nothing was written; the weights "
+            "are damaged, or the training diverged"
+        )
+    return actions
+
+
+def _require_writable(path: Path) -> None:
+    """Refuses what is known to fail before the minutes that an export may take."""
+    if path.is_dir():
+        raise ConfigError(f"cannot write {path}: it is a folder; give the file's name as well")
+    if not path.parent.is_dir():
+        raise ConfigError(f"cannot write {path}: the folder {path.parent} does not exist")
+
+
 def _write(path: Path, content: bytes) -> None:
+    path = path.resolve()  # a link stays one
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
     try:
         partial.write_bytes(content)
@@ -172,38 +221,21 @@ def _write(path: Path, content: bytes) -> None:
         raise ConfigError(f"cannot write {path} ({error.strerror or error})") from error
 
 
+def _properties(metadata: Mapping[str, Any], action_transform: str) -> dict[str, str]:
+    if not isinstance(metadata, Mapping) or not all(isinstance(key, str) for key in metadata):
+        raise ConfigError(f"metadata is {metadata!r}: expected a mapping from names to JSON values")
+    values = {
+        **metadata,
+        "action_transform": action_transform,
+        "versions": package_versions(),
+    }
+    return {key: _json(key, value) for key, value in values.items()}
+
+
 def _json(key: str, value: Any) -> str:
     try:
         return json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(
             f"metadata {key!r} is {value!r}: JSON cannot hold it ({error})"
         ) from error
-
-
-def _strip(graph: Any) -> None:
-    """Drops the exporter's notes, which hold paths and code of the machine that exported."""
-    for items in (graph.node, graph.input, graph.output, graph.initializer, graph.value_info):
-        for item in items:
-            item.doc_string = ""
-            del item.metadata_props[:]
-    del graph.metadata_props[:]
-    graph.doc_string = ""
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keeps the exporter's notes about packages and deprecations of its own to itself."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

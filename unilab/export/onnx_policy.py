@@ -12,6 +12,7 @@ from tensordict.nn import TensorDictModuleBase
 
 from unilab.errors import CheckpointError, ConfigError
 from unilab.export.extra import require
+from unilab.export.tracing import first_line
 
 __all__ = ["OnnxPolicy"]
 
@@ -20,8 +21,8 @@ class OnnxPolicy(TensorDictModuleBase):
     """Writes the action that onnxruntime computes from an exported file.
 
     Args:
-        path: a file of :func:`~unilab.export.export_onnx`, or another of one float32 input
-            ``[batch, obs_dim]`` and one output ``[batch, action_dim]``.
+        path: a file of :func:`~unilab.export.export_onnx`, or another of one input
+            ``[batch, obs_dim]`` and one output ``[batch, action_dim]``, both float32.
         obs_key: where the observation is read.
         action_key: where the action is written.
 
@@ -55,17 +56,21 @@ class OnnxPolicy(TensorDictModuleBase):
             )
         except Exception as error:  # onnxruntime's own kinds, one for each cause
             raise CheckpointError(
-                f"{path} is damaged or is no ONNX file that onnxruntime reads ({error}): export it "
-                "again"
+                f"{path} is damaged or is no ONNX file that onnxruntime reads "
+                f"({first_line(error)}): export it again"
             ) from error
         inputs, outputs = session.get_inputs(), session.get_outputs()
-        widths = [value.shape[-1] for value in (*inputs, *outputs) if len(value.shape) == 2]
+        widths = [
+            value.shape[-1]
+            for value in (*inputs, *outputs)
+            if len(value.shape) == 2 and value.type == "tensor(float)"
+        ]
         if len(inputs) != 1 or len(outputs) != 1 or [type(w) for w in widths] != [int, int]:
             raise CheckpointError(
-                f"{path} maps {[(v.name, v.shape) for v in inputs]} to "
-                f"{[(v.name, v.shape) for v in outputs]}: expected one input [batch, obs_dim] and "
-                "one output [batch, action_dim]"
+                f"{path} maps {_described(inputs)} to {_described(outputs)}: expected one input "
+                "[batch, obs_dim] and one output [batch, action_dim], both tensor(float)"
             )
+        self._path = path
         self.obs_dim, self.action_dim = widths
         self.metadata = _metadata(session)
         self._session = session
@@ -77,6 +82,7 @@ class OnnxPolicy(TensorDictModuleBase):
         """Read the observation ``[*, obs_dim]``, write the action ``[*, action_dim]``.
 
         Raises:
+            CheckpointError: the file does not compute an action for each row.
             ConfigError: the observation has another width.
         """
         obs = tensordict.get(self.in_keys[0])
@@ -86,9 +92,25 @@ class OnnxPolicy(TensorDictModuleBase):
                 "it was exported from another task or network"
             )
         rows = obs.detach().reshape(-1, self.obs_dim).float().cpu().numpy()
-        (action,) = self._session.run([self._names[1]], {self._names[0]: rows})
+        try:
+            (action,) = self._session.run([self._names[1]], {self._names[0]: rows})
+        except Exception as error:  # onnxruntime's own kinds
+            raise CheckpointError(
+                f"{self._path} cannot act on {len(rows)} observations at once "
+                f"({first_line(error)}): export it with a free batch size, or play as many robots "
+                "as it takes"
+            ) from error
+        if action.shape != (len(rows), self.action_dim):
+            raise CheckpointError(
+                f"{self._path} computes {list(action.shape)} from {len(rows)} observations: "
+                f"expected [{len(rows)}, {self.action_dim}], one action for each"
+            )
         value = torch.from_numpy(action).reshape(*obs.shape[:-1], self.action_dim)
         return tensordict.set(self.out_keys[0], value.to(obs.device))
+
+
+def _described(values: Any) -> str:
+    return ", ".join(f"{v.name} {v.type} {v.shape}" for v in values)
 
 
 def _metadata(session: Any) -> dict[str, Any]:
@@ -97,6 +119,6 @@ def _metadata(session: Any) -> dict[str, Any]:
     for key, text in session.get_modelmeta().custom_metadata_map.items():
         try:
             values[key] = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             values[key] = text
     return values

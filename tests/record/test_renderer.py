@@ -149,6 +149,13 @@ def test_a_frame_too_small_for_its_tiles_is_refused(model):
         TiledRenderer(model, tiles=4, width=100, height=200)
 
 
+@needs_opengl
+def test_a_frame_larger_than_opengl_renders_is_refused(model):
+    with pytest.raises(ConfigError, match=r"100000x100000 pixels cannot be rendered here \(Offscr"):
+        TiledRenderer(model, tiles=1, width=100_000, height=100_000)
+    TiledRenderer(model, tiles=1, width=64, height=64).close()
+
+
 PACKAGES = r"apt-get install libegl1 libopengl0 libgl1-mesa-dri .*libosmesa6"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import sys
 
 import av
@@ -60,6 +61,50 @@ def test_odd_sizes_are_refused(tmp_path, size):
 def test_a_folder_that_does_not_exist_is_an_error(tmp_path):
     with pytest.raises(ConfigError, match=r"cannot write .*missing/out.mp4 \(No such file"):
         VideoWriter(tmp_path / "missing" / "out.mp4", **SIZE)
+
+
+def test_a_folder_by_that_name_is_an_error_at_once(tmp_path):
+    (tmp_path / "out.mp4").mkdir()
+    with pytest.raises(ConfigError, match=r"cannot write .*out.mp4: it is a folder"):
+        VideoWriter(tmp_path / "out.mp4", **SIZE)
+    assert list((tmp_path / "out.mp4").iterdir()) == []
+
+
+def test_a_size_beyond_the_encoder_is_an_error_that_leaves_nothing(tmp_path):
+    with pytest.raises(ConfigError, match=r"cannot write .*a size that H.264 can encode"):
+        VideoWriter(tmp_path / "out.mp4", width=20_000, height=64, fps=25.0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_link_leads_to_the_file_that_is_written(tmp_path):
+    (tmp_path / "link.mp4").symlink_to("real.mp4")
+    with VideoWriter(tmp_path / "link.mp4", **SIZE) as video:
+        video.add(shades(1)[0])
+    assert (tmp_path / "link.mp4").is_symlink()
+    assert (tmp_path / "real.mp4").stat().st_size > 0
+
+
+@pytest.fixture
+def limited():
+    """Files that cannot grow past a number of bytes, as on a disk that is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("room", [0, 20, 20_000])
+def test_a_disk_that_is_full_is_an_error_that_leaves_nothing(tmp_path, limited, room):
+    noise = np.random.default_rng(0)
+
+    def film():
+        with VideoWriter(tmp_path / "out.mp4", **SIZE) as video:
+            for _ in range(100):
+                video.add(noise.integers(0, 256, (48, 64, 3), dtype=np.uint8))
+
+    limited(room)
+    with pytest.raises(ConfigError, match=r"cannot write .*out.mp4 \(.*has space"):
+        film()
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

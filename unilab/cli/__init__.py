@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import runpy
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from functools import partial
 from importlib import metadata
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 import unilab
 from unilab import registry
@@ -21,9 +26,14 @@ from unilab.record import plot_learning_curve, started_as
 
 __all__ = ["example", "main"]
 
+# More than anybody plays, and few enough to be counted in memory and in control steps.
+_MAX_ROBOTS, _MAX_SECONDS = 100_000, 86_400
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code, 2 for an expected error, 130 for Ctrl-C.
+
+    SIGTERM ends a command like Ctrl-C does, with 143, so that nothing half-written stays behind.
 
     Args:
         argv: arguments, without the program's name; those of the process by default.
@@ -34,16 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _train(arguments[1:])
     args = _parser().parse_args(arguments)
     try:
-        if args.command == "list":
-            _list()
-        elif args.command == "replay-dump":
-            print(replay_dump(args.dump))
-        elif args.command == "export":
-            export_run(args.run, args.out)
-        elif args.command == "play":
-            play_run(**{name: value for name, value in vars(args).items() if name != "command"})
-        else:
-            print(plot_learning_curve(args.run, args.out))
+        with _ended_by_sigterm():
+            _run(args)
     except UnilabError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -51,6 +53,35 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("Interrupted.", file=sys.stderr)
         return 130
     return 0
+
+
+def _run(args: argparse.Namespace) -> None:
+    if args.command == "list":
+        _list()
+    elif args.command == "replay-dump":
+        print(replay_dump(args.dump))
+    elif args.command == "export":
+        export_run(args.run, args.out)
+    elif args.command == "play":
+        play_run(**{name: value for name, value in vars(args).items() if name != "command"})
+    else:
+        print(plot_learning_curve(args.run, args.out))
+
+
+@contextlib.contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():  # no signal arrives there
+        yield
+        return
+
+    def end(signum: int, frame: FrameType | None) -> NoReturn:
+        raise SystemExit(128 + signum)
+
+    previous = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def example(name: str) -> Path:
@@ -141,20 +172,22 @@ def _parser() -> argparse.ArgumentParser:
 
 def _count(text: str) -> int:
     value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value}: give at least 1")
+    if not 1 <= value <= _MAX_ROBOTS:
+        raise argparse.ArgumentTypeError(f"{value}: give 1 to {_MAX_ROBOTS}")
     return value
 
 
 def _seconds(text: str) -> float:
     value = float(text)
-    if not 0.0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text}: give a number of seconds above 0")
+    if not 0.0 < value <= _MAX_SECONDS:
+        raise argparse.ArgumentTypeError(
+            f"{text}: give a number of seconds above 0, {_MAX_SECONDS} (a day) at most"
+        )
     return value
 
 
 def _size(text: str) -> tuple[int, int]:
     width, _, height = text.lower().partition("x")
-    if not (width.isdigit() and height.isdigit()):
+    if not (width.isdecimal() and height.isdecimal()):
         raise argparse.ArgumentTypeError(f"{text!r}: write it as 1280x720")
     return int(width), int(height)

@@ -24,7 +24,7 @@ def export_run(run: str | Path, out: str | Path | None = None) -> Path:
         The file's path.
     """
     task = TrainedTask.of(run)
-    actor = load_play_actor(run)
+    actor = load_play_actor(task.path)
     semantics = actor_semantics(actor)
     env = task.make_env(num_envs=1, seed=0)
     check_widths(env, semantics["obs_dim"], semantics["action_dim"], str(task.path))

@@ -56,7 +56,7 @@ def play_run(
         The episodes that the tables show.
     """
     task = TrainedTask.of(run)
-    chosen = _exported(policy, task) if policy is not None else _trained(run)
+    chosen = _exported(policy, task) if policy is not None else _trained(task)
     overrides = {} if seconds is None else {"episode_length_s": seconds}
     env = task.make_env(num_envs=robots, seed=seed, overrides=overrides)
     played = str(policy if policy is not None else task.path)
@@ -81,8 +81,8 @@ def play_run(
     return episodes
 
 
-def _trained(run: str | Path) -> FlashSACPolicy:
-    return FlashSACPolicy(load_play_actor(run))
+def _trained(task: TrainedTask) -> FlashSACPolicy:
+    return FlashSACPolicy(load_play_actor(task.path))
 
 
 def _exported(path: str | Path, task: TrainedTask) -> OnnxPolicy:

@@ -20,7 +20,7 @@ class TrainedTask:
     """A run, or one of its checkpoints, and its task."""
 
     path: Path
-    """What was given: the run's folder or a checkpoint in it."""
+    """What was given: the run's folder or a checkpoint in it, not a link to one."""
     run: RunFolder
     name: str
     """The task's name in the registry."""
@@ -35,22 +35,15 @@ class TrainedTask:
             CheckpointError: the path is neither a run nor a checkpoint in one, or its
                 configuration is damaged.
         """
-        path = Path(path)
-        candidates = (RunFolder(path), RunFolder(path.absolute().parent.parent))
-        run = next((c for c in candidates if c.config_file.is_file()), None)
-        if run is None or not path.exists():
-            what = "does not exist" if not path.exists() else "is neither a run nor a checkpoint"
-            raise CheckpointError(
-                f"{path} {what}: give the folder that the run printed when it started, or one of "
-                "its checkpoints/"
-            )
+        place, run = _find(Path(path))
         config = run.read_config()["config"]
-        name, overrides = config.get("task"), config.get("env", {})
+        name, overrides = config.get("task"), config.get("env")
         if not isinstance(name, str) or not isinstance(overrides, dict):
             raise CheckpointError(
-                f"{run.config_file} names no task: restore it, or start a new run"
+                f"{run.config_file} names no task, or not what the run changed in it (env): "
+                "restore it, or start a new run"
             )
-        return cls(path, run, name, overrides)
+        return cls(place, run, name, overrides)
 
     def make_env(
         self, *, num_envs: int, seed: int, overrides: Mapping[str, Any] | None = None
@@ -71,6 +64,21 @@ class TrainedTask:
         env = registry.make(self.name, num_envs=num_envs, seed=seed, overrides=merged)
         assert isinstance(env, ManagerBasedRlEnv)
         return env
+
+
+def _find(path: Path) -> tuple[Path, RunFolder]:
+    """A run's folder or checkpoint, and the run."""
+    # A checkpoint lies in its run's checkpoints/, by its own name or by that behind a link.
+    for place in (path, path.resolve()):
+        for folder in (place, place.absolute().parent.parent):
+            run = RunFolder(folder)
+            if run.config_file.is_file() and path.exists():
+                return place, run
+    what = "is neither a run nor a checkpoint" if path.exists() else "does not exist"
+    raise CheckpointError(
+        f"{path} {what}: give the folder that the run printed when it started, or one of its "
+        "checkpoints/"
+    )
 
 
 def check_widths(env: ManagerBasedRlEnv, obs_dim: int, action_dim: int, what: str) -> None:

@@ -54,7 +54,7 @@ class TiledRenderer:
 
     Raises:
         CapabilityError: the machine has no OpenGL; see :func:`~unilab.record.opengl`.
-        ConfigError: a frame too small for its tiles.
+        ConfigError: a frame too small for its tiles, or larger than OpenGL renders here.
     """
 
     def __init__(self, model: mujoco.MjModel, *, tiles: int, width: int, height: int) -> None:
@@ -81,7 +81,14 @@ class TiledRenderer:
         root = _free_joint(model)
         at = 0 if root is None else int(model.jnt_qposadr[root])
         self._planar = slice(at, at if root is None else at + 2)
-        self._gpu = mujoco.MjrContext(self._model, int(mujoco.mjtFontScale.mjFONTSCALE_100))
+        try:
+            self._gpu = mujoco.MjrContext(self._model, int(mujoco.mjtFontScale.mjFONTSCALE_100))
+        except mujoco.FatalError as error:
+            self._context.free()
+            raise ConfigError(
+                f"a frame of {width}x{height} pixels cannot be rendered here ({error}): give a "
+                "smaller one"
+            ) from error
         mujoco.mjr_setBuffer(int(mujoco.mjtFramebuffer.mjFB_OFFSCREEN), self._gpu)
 
     def draw(self, views: Sequence[View]) -> np.ndarray:

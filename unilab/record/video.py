@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
+from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 from types import TracebackType
@@ -26,32 +27,36 @@ class VideoWriter:
 
     Raises:
         CapabilityError: PyAV, which brings the encoder, is not installed.
-        ConfigError: another ending than .mp4, an odd size, or a path that cannot be written.
+        ConfigError: another ending than .mp4, a size that cannot be encoded, or a path that cannot
+            be written, now or later.
     """
 
     def __init__(self, path: str | Path, *, width: int, height: int, fps: float) -> None:
         self.path = Path(path)
         if self.path.suffix != ".mp4":
             raise ConfigError(f"cannot write {self.path}: give a name that ends with .mp4")
+        if self.path.is_dir():
+            raise ConfigError(f"cannot write {self.path}: it is a folder")
         if width % 2 or height % 2:
             raise ConfigError(
                 f"a video of {width}x{height} pixels cannot be encoded: give even numbers"
             )
         self._av = _av()
         self._shape = (height, width, 3)
-        self._partial = self.path.with_name(f".{self.path.stem}.{uuid.uuid4().hex[:8]}.mp4")
+        # A link stays one.
+        self._target = self.path.resolve()
+        self._partial = self._target.with_name(f".{self._target.stem}.{uuid.uuid4().hex[:8]}.mp4")
         self._file = self._av.open(str(self._partial), "w")
         self._stream = self._file.add_stream("libx264", rate=Fraction(fps).limit_denominator(1000))
         self._stream.width, self._stream.height = width, height
         # What every player reads.
         self._stream.pix_fmt = "yuv420p"
         try:
-            self._file.start_encoding()
-        except OSError as error:
-            raise ConfigError(
-                f"cannot write {self.path} ({error.strerror or error}): give a folder that exists "
-                "and that you may write"
-            ) from error
+            with self._problems():
+                self._file.start_encoding()
+        except ConfigError:
+            self._discard()
+            raise
 
     def add(self, frame: np.ndarray) -> None:
         """Appends a frame, ``[height, width, 3]`` uint8."""
@@ -60,7 +65,8 @@ class VideoWriter:
                 f"a frame is {frame.dtype} {list(frame.shape)}: expected uint8 {list(self._shape)}"
             )
         picture = self._av.VideoFrame.from_ndarray(frame, format="rgb24")
-        self._file.mux(self._stream.encode(picture))
+        with self._problems():
+            self._file.mux(self._stream.encode(picture))
 
     def __enter__(self) -> VideoWriter:
         return self
@@ -73,13 +79,29 @@ class VideoWriter:
     ) -> None:
         try:
             if kind is None:
-                self._file.mux(self._stream.encode(None))
-            self._file.close()
-            if kind is None:
-                self._partial.replace(self.path)
+                with self._problems():
+                    self._file.mux(self._stream.encode(None))
+                    self._file.close()
+                    self._partial.replace(self._target)
         finally:
-            with contextlib.suppress(OSError):
-                self._partial.unlink(missing_ok=True)
+            self._discard()
+
+    def _discard(self) -> None:
+        """Removes what was not finished; a disk that is full must not hide the first error."""
+        with contextlib.suppress(OSError, self._av.FFmpegError):
+            self._file.close()
+        with contextlib.suppress(OSError):
+            self._partial.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _problems(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, self._av.FFmpegError) as error:
+            raise ConfigError(
+                f"cannot write {self.path} ({error.strerror or error}): give a folder that exists, "
+                "that you may write and that has space, and a size that H.264 can encode"
+            ) from error
 
 
 def _av() -> Any:

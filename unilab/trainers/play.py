@@ -42,6 +42,7 @@ def load_play_actor(run_or_checkpoint: str | Path) -> nn.Module:
     identity, _ = read_identity(path)
     semantics: Any = identity.get("actor_semantics") if isinstance(identity, Mapping) else None
     _require(path, semantics, _of_run(path))
+    _require_task(path, identity.get("task"))
     if semantics["builder"] is None:
         raise CheckpointError(
             f"checkpoint {path} names no builder of its actor, so that it cannot be built again: "
@@ -91,6 +92,16 @@ def _of_run(path: Path) -> Any:
     """What the run of a checkpoint says of its actor; None if it lies in no run's folder."""
     run = RunFolder(path.parent.parent)
     return run.read_config().get("actor_semantics") if run.config_file.is_file() else None
+
+
+def _require_task(path: Path, saved: Any) -> None:
+    run = RunFolder(path.absolute().parent.parent)
+    task = run.read_config()["config"].get("task") if run.config_file.is_file() else None
+    if task is not None and saved != task:
+        raise CheckpointError(
+            f"checkpoint {path} is of the task {saved!r}, and its run is one of {task!r}: put it "
+            "back into the run that wrote it"
+        )
 
 
 def _require(path: Path, saved: Any, live: Mapping[str, Any] | None) -> None:

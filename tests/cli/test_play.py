@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 from pathlib import Path
 
 import av
@@ -102,6 +104,36 @@ def test_a_single_checkpoint_plays(pendulum):
     assert play(checkpoint, seconds=0.2) == play(pendulum, seconds=0.2)
 
 
+def test_a_link_to_a_checkpoint_plays(pendulum, tmp_path):
+    (checkpoint,) = (pendulum / "checkpoints").iterdir()
+    (tmp_path / "best").symlink_to(checkpoint)
+    assert play(tmp_path / "best", seconds=0.2) == play(checkpoint, seconds=0.2)
+
+
+def test_a_run_whose_checkpoints_lie_behind_a_link_plays(pendulum, tmp_path):
+    run = shutil.copytree(pendulum, tmp_path / "run")
+    shutil.move(run / "checkpoints", tmp_path / "disk")
+    (run / "checkpoints").symlink_to(tmp_path / "disk")
+    (checkpoint,) = (run / "checkpoints").iterdir()
+    assert play(checkpoint, seconds=0.2) == play(run, seconds=0.2)
+
+
+@pytest.mark.parametrize("command", ["play", "export"])
+def test_a_checkpoint_of_another_task_is_refused(pendulum, tmp_path, monkeypatch, capsys, command):
+    run = shutil.copytree(pendulum, tmp_path / "run")
+    (checkpoint,) = (run / "checkpoints").iterdir()
+    manifest = checkpoint / "manifest.json"
+    content = json.loads(manifest.read_text())
+    content["metadata"]["identity"]["task"] = "cartpole_swingup"
+    manifest.write_text(json.dumps(content))
+    monkeypatch.chdir(checkpoint)
+    for given in (run, checkpoint, Path("../../checkpoints") / checkpoint.name):
+        assert cli.main([command, str(given)]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "is of the task 'cartpole_swingup', and its run is one of 'pendulum_swingup'" in line
+    assert not (run / "policy.onnx").exists()
+
+
 def test_a_robot_that_ends_early_starts_again_but_counts_once():
     env = registry.make("g1_velocity_flat", num_envs=6, seed=0, overrides={"num_threads": 1})
     flail = FlashSACPolicy(_Flailing(96, 29))
@@ -164,10 +196,12 @@ def test_what_is_no_run_is_refused(tmp_path):
         play(tmp_path)
 
 
-@pytest.mark.parametrize("config", [{}, {"task": 3}, {"task": "t", "env": []}])
+@pytest.mark.parametrize(
+    "config", [{"env": {}}, {"task": 3, "env": {}}, {"task": "t", "env": []}, {"task": "t"}]
+)
 def test_a_run_that_names_no_task_is_refused(tmp_path, config):
     (tmp_path / "run_config.json").write_text(json.dumps({"config": config}))
-    with pytest.raises(CheckpointError, match=r"run_config.json names no task"):
+    with pytest.raises(CheckpointError, match=r"run_config.json names no task, or not what"):
         play(tmp_path)
 
 
@@ -256,8 +290,12 @@ def test_a_task_without_a_velocity_command_has_no_arrows():
         ["--robots", "0"],
         ["--seconds", "0"],
         ["--seconds", "x"],
+        ["--seconds", "nan"],
+        ["--seconds", "1e300"],
         ["--size", "640"],
+        ["--size", "٣x٣²"],
         ["--robots", "x"],
+        ["--robots", "100000000000"],
     ],
 )
 def test_options_that_do_not_fit_show_the_usage(option, capsys):
@@ -274,3 +312,25 @@ def test_ctrl_c_leaves_without_a_traceback(pendulum, monkeypatch, capsys):
     monkeypatch.setattr("unilab.cli.play.play_episodes", interrupt)
     assert cli.main(["play", str(pendulum)]) == 130
     assert capsys.readouterr().err == "Interrupted.\n"
+
+
+@needs_opengl
+def test_sigterm_while_filming_leaves_no_file(pendulum, tmp_path, monkeypatch):
+    def terminated(env, policy, *, on_step, endless):
+        env.reset()
+        assert on_step()
+        (partial,) = tmp_path.iterdir()
+        assert partial.name.startswith(".out.")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr("unilab.cli.play.play_episodes", terminated)
+    before = signal.signal(signal.SIGTERM, lambda *_: pytest.fail("nobody handled SIGTERM"))
+    try:
+        with pytest.raises(SystemExit) as exit_:
+            cli.main(["play", str(pendulum), "--video", str(tmp_path / "out.mp4")])
+        assert exit_.value.code == 143
+        with pytest.raises(pytest.fail.Exception):  # who handled it before does so again
+            os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert list(tmp_path.iterdir()) == []

@@ -240,3 +240,25 @@ def test_a_capacity_that_cannot_be_allocated_says_what_it_takes():
     buffer = make_replay_buffer(10**14, 8)
     with pytest.raises(ConfigError, match=r"100,000,000,000,000 transitions take [\d,.]+ GiB"):
         buffer.extend(ticks(4, 1))
+
+
+@pytest.mark.parametrize(
+    "index", [torch.tensor([5, 0, 5, 39]), torch.tensor([-1, 3]), slice(2, 9, 3), 7, [1, 2]]
+)
+def test_rows_are_those_of_the_storage_however_they_are_picked(index):
+    buffer = make_replay_buffer(1000, 8)
+    data = ticks(4, 10, terminated=[(1, 3)]).reshape(-1)
+    buffer.extend(data)
+    kept = data.select(*LEARNING_KEYS, strict=False)
+    picked = buffer.storage.get(index).exclude("index")
+    assert (picked == kept[index]).all()
+    if isinstance(index, torch.Tensor):
+        picked.zero_()  # a copy
+        assert (buffer.storage.get(slice(None)).exclude("index") == kept).all()
+
+
+def test_rows_that_were_not_written_yet_are_not_picked():
+    buffer = make_replay_buffer(1000, 8)
+    buffer.extend(ticks(4, 10).reshape(-1))
+    with pytest.raises(IndexError):
+        buffer.storage.get(torch.tensor([40]))

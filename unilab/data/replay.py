@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from tensordict import NestedKey, TensorDictBase
+from torch import Tensor
 from torchrl.data import LazyTensorStorage, RandomSampler, TensorDictReplayBuffer
 from torchrl.envs.transforms import MultiStepTransform, Transform
 
@@ -101,7 +103,25 @@ def make_replay_buffer(
 
 
 class _Storage(LazyTensorStorage):
-    """Allocated as a whole by the first transition."""
+    """Allocated as a whole by the first transition; rows all over it are picked by copying them."""
+
+    def get(self, index: Any) -> Any:
+        # index_select copies whole rows where indexing walks element by element: a third of the
+        # time from memory that is in no cache.
+        if (
+            isinstance(index, Tensor)
+            and index.dtype == torch.int64
+            and index.ndim == 1
+            and index.shape[0] > 0
+            and self.initialized
+            and self.device.type == "cpu"
+            and int(index.min()) >= 0
+            and int(index.max()) < len(self)
+        ):
+            return self._storage.apply(
+                lambda column: column.index_select(0, index), batch_size=index.shape
+            )
+        return super().get(index)
 
     def _init(self, data: TensorDictBase) -> None:
         try:

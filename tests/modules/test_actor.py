@@ -186,6 +186,8 @@ def test_exploration_state_stays_out_of_what_a_collector_copies():
             {"action_low": -float("inf")},
             r"action range .* expected .* finite",
         ),
+        ({"action_low": "a"}, r"action bound 'a': expected a number or \[2\]"),
+        ({"action_high": None}, r"action bound None: expected a number or \[2\]"),
         ({"action_low": [0.0] * 3}, r"action bound of shape \[3\]: expected a number or \[2\]"),
     ],
 )

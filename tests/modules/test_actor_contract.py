@@ -50,7 +50,6 @@ def test_c1_a_spec_is_read_from_a_dict_or_a_config_node_in_both_spellings(wrap, 
 
 def test_c1_kwargs_may_be_left_out():
     assert FlashSACActorSpec.from_config({"builder": PLAIN}).kwargs == {}
-    assert FlashSACActorSpec.from_config({"builder": PLAIN, "kwargs": None}).kwargs == {}
 
 
 @pytest.mark.parametrize(
@@ -63,6 +62,11 @@ def test_c1_kwargs_may_be_left_out():
         ({"builder": "PlainActor"}, "builder 'PlainActor': expected a dotted path"),
         ({"builder": "a.b:c d"}, "builder 'a.b:c d': expected a dotted path"),
         ({"builder": None}, "builder None: expected a dotted path"),
+        ({"builder": PLAIN, "kwargs": None}, "kwargs=None: expected a mapping"),
+        ({"builder": "__main__:Actor"}, "__main__ is another module in every process"),
+        (OmegaConf.create({"builder": "???"}), "has no builder: name one as"),
+        (OmegaConf.create({"builder": PLAIN, "kwargs": {"a": "???"}}), "cannot be read .*a"),
+        (OmegaConf.create({"builder": PLAIN, "kwargs": {"a": "${no}"}}), "cannot be read .*'no'"),
     ],
 )
 def test_c1_c2_another_key_or_no_dotted_path_is_refused(config, message):
@@ -91,6 +95,10 @@ def test_c2_a_builder_that_takes_other_arguments_is_refused():
         build(wdith=3)
 
 
+ENDLESS: dict = {}
+ENDLESS["a"] = ENDLESS
+
+
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
@@ -100,11 +108,21 @@ def test_c2_a_builder_that_takes_other_arguments_is_refused():
         ({"a": np.float32(1.0)}, r"kwargs\.a=.*float32"),
         ({"a": {1: 2}}, r"kwargs\.a has the key 1: expected strings"),
         ({"a": b"x"}, r"kwargs\.a=b'x' \(bytes\)"),
+        ({"a": 10**400}, r"kwargs\.a=1000.*\(int\)"),
+        (ENDLESS, "kwargs are nested without end"),
     ],
 )
 def test_c3_kwargs_that_json_cannot_hold_are_refused_by_key(kwargs, message):
     with pytest.raises(ActorContractError, match=message):
         spec(**kwargs)
+
+
+def test_c3_the_record_is_what_the_builder_was_called_with_whatever_changes_later():
+    given = spec("reference.actors:popping", low=[-2.0, -3.0])
+    actor = build_actor(given, obs_dim=OBS, action_dim=ACTION)
+    given.kwargs["low"].clear()
+    assert actor.scale.tolist() == [1.5, 1.5]
+    assert actor_semantics(actor)["kwargs"] == {"low": [-2.0, -3.0]}
 
 
 def _rebuild(config: dict, queue: multiprocessing.Queue) -> None:
@@ -169,6 +187,78 @@ def info(**entries: object):
     return forwards(lambda actions, info: (actions, {**info, **entries}))
 
 
+def in_evaluation(change):
+    """A forward pass that is changed without training alone."""
+
+    class Evaluates(Broken):
+        def forward(self, obs: Tensor, training: bool) -> object:
+            out = super().forward(obs, training)
+            return out if training else change(*out)
+
+    return Evaluates()
+
+
+class Doubled(nn.Module):
+    """Exports twice the mean, untransformed: the action as long as the mean is 0."""
+
+    def __init__(self, actor: PlainActor) -> None:
+        super().__init__()
+        self.actor = actor
+
+    def forward(self, obs: Tensor) -> Tensor:
+        return 2.0 * self.actor.mean(obs)
+
+
+class BeginsAtZero(Broken):
+    def __init__(self) -> None:
+        super().__init__()
+        nn.init.zeros_(self.mean.weight)
+        nn.init.zeros_(self.mean.bias)
+
+    def as_export_module(self) -> nn.Module:
+        return Doubled(self)
+
+
+class Snapshot(Broken):
+    """Exports a copy of its first weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.copies = [copy.deepcopy(self)]
+
+    def as_export_module(self) -> nn.Module:
+        return PlainActor.as_export_module(self.copies[0])
+
+
+def slightly_off():
+    actor = Broken()
+    module = copy.deepcopy(actor).as_export_module()
+    module.actor.offset += 3e-4
+    actor.as_export_module = lambda: module
+    return actor
+
+
+class NewWeights(Broken):
+    def normalize_parameters(self) -> None:
+        self.mean.weight = nn.Parameter(self.mean.weight / 2)
+
+
+class Remembers(Broken):
+    def get_extra_state(self) -> object:
+        return {"count": np.float64(3)}
+
+
+def lazy():
+    actor = Broken()
+    actor.more = nn.LazyLinear(2)
+    return actor
+
+
+def confident_in_one_joint():
+    std = torch.tensor([[1.0, 0.0]]).repeat(4, 1)
+    return Broken(get_mean_and_std=lambda obs, training=False: (torch.zeros(4, 2), std))
+
+
 def no_parameters():
     actor = Broken()
     actor.requires_grad_(False)
@@ -201,6 +291,22 @@ BREACHES = {
         lambda: forwards(lambda actions, info: (actions.detach(), info)),
         "no gradient leads from its actions",
     ),
+    "no module": (object, "C6 members.*is no torch.nn.Module"),
+    "lazy": (lazy, r"C6 parameters.*more\.weight has no size yet"),
+    "meta": (lambda: Broken().to("meta"), r"C6 parameters.*mean\.weight .*meta device"),
+    "other precision": (lambda: Broken().double(), r"C6 forward.*raised RuntimeError.*dtype"),
+    "no gradient of log_prob": (
+        lambda: forwards(lambda a, info: (a, {"log_prob": info["log_prob"].detach()})),
+        "no gradient leads from its log_prob",
+    ),
+    "evaluation: actions alone": (
+        lambda: in_evaluation(lambda actions, info: actions),
+        r"C6 forward\(obs, training=False\).*expected \(actions, info\)",
+    ),
+    "evaluation: flat log_prob": (
+        lambda: in_evaluation(lambda a, info: (a, {"log_prob": info["log_prob"].squeeze(-1)})),
+        r"C6 forward\(obs, training=False\).*log_prob is a tensor of shape \[4\]",
+    ),
     "NaN actions": (
         lambda: forwards(lambda actions, info: (actions * math.nan, info)),
         "actions is not finite on random observations",
@@ -216,6 +322,11 @@ BREACHES = {
     "log_prob a joint": (
         lambda: info(log_prob=torch.zeros(4, 2)),
         r"log_prob is a tensor of shape \[4, 2\]",
+    ),
+    "aux None": (lambda: info(aux_losses=None), "C6 aux_losses.*None of type NoneType"),
+    "aux without gradient": (
+        lambda: info(aux_losses={"off": torch.zeros(()), "calm": torch.tensor(0.5)}),
+        "C6 aux_losses.*no gradient leads from 'calm'",
     ),
     "aux no dict": (lambda: info(aux_losses=[1.0]), r"C6 aux_losses.*expected a dict"),
     "aux no scalar": (
@@ -236,9 +347,14 @@ BREACHES = {
         r"C6 get_mean_and_std\(obs\).*expected \(mean, std\)",
     ),
     "std of zero": (overconfident, "std is not above 0"),
+    "std of zero in one joint": (confident_in_one_joint, "std is not above 0"),
     "explore": (
         lambda: Broken(explore=lambda obs, dones=None, deterministic=False: obs),
         r"C6 explore.*actions is a tensor of shape \[4, 3\]",
+    ),
+    "explore in another precision": (
+        lambda: Broken(explore=lambda obs, dones=None, deterministic=False: obs[:, :2].double()),
+        r"C6 explore.*float64.*expected a tensor of shape \[4, 2\] and torch.float32",
     ),
     "explore without dones": (
         lambda: Broken(explore=lambda obs: torch.zeros(4, 2)),
@@ -256,6 +372,11 @@ BREACHES = {
         lambda: Broken(normalize_parameters=lambda: 1 / 0),
         r"C6 normalize_parameters\(\).*raised ZeroDivisionError",
     ),
+    "parameters replaced": (
+        NewWeights,
+        r"C9 one instance.*normalize_parameters\(\) put other parameters.*change them in place",
+    ),
+    "state": (Remembers, r"C24 state_dict\(\).*_extra_state is \{'count'.*no checkpoint takes"),
     "memory": (
         lambda: Broken(inference_startup_memory_categories=lambda: {"parameters": -1}),
         r"C6 inference_startup_memory_categories\(\).*returned \{'parameters': -1\}",
@@ -264,6 +385,9 @@ BREACHES = {
         lambda: Broken(as_export_module=lambda: nn.Linear(OBS, ACTION)),
         r"C7 deterministic exploration equals export.*apart; both must give transform\(mean\)",
     ),
+    "slightly another mean": (slightly_off, "C7 .* are 0.0003 apart; both must"),
+    "another transform of 0": (BeginsAtZero, "C7 .*apart once its weights have changed; both"),
+    "first weights are exported": (Snapshot, "C7 .*apart once its weights have changed; both"),
 }
 
 
@@ -295,6 +419,12 @@ def state(actor: nn.Module) -> dict[str, object]:
         "attributes": sorted(actor.__dict__),
         "rng": (torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()),  # noqa: NPY002
         "shared": actor.shared.tolist(),
+        "slot": (id(actor.slotted.t), actor.slotted.t.clone()),
+        "array": actor.array.tolist(),
+        "generators": [g() for g in actor.states],
+        "set": set(actor.known),
+        "in a tuple": actor.pair[0].clone(),
+        "resized": (actor.rows.shape, actor.rows.data_ptr()),
     }
 
 
@@ -309,6 +439,10 @@ def same(one: object, two: object) -> bool:
     return one == two
 
 
+class Slotted:
+    __slots__ = ("__new", "t")
+
+
 class Messy(PlainActor):
     """Changes whatever there is to change, in every call."""
 
@@ -318,6 +452,21 @@ class Messy(PlainActor):
         self.shared = torch.zeros(1).expand(3)
         self.raw_std.bias.requires_grad_(False)
         self.raw_std.eval()
+        self.slotted = Slotted()
+        self.slotted.t = torch.zeros(2)
+        self.array = np.zeros(3)
+        self.modern = np.random.default_rng(0)
+        self.legacy = np.random.RandomState(0)
+        self.python = random.Random(0)
+        self.states = (
+            lambda: self.modern.bit_generator.state,
+            lambda: self.legacy.get_state()[1].tolist(),
+            self.python.getstate,
+        )
+        self.known = {1}
+        self.pair = (torch.zeros(2), 1)
+        self.rows = torch.zeros(0, 2)
+        self.mean.weight.grad = torch.ones_like(self.mean.weight)
 
     def forward(self, obs: Tensor, training: bool) -> tuple[Tensor, dict]:
         out = super().forward(obs, training)
@@ -328,6 +477,18 @@ class Messy(PlainActor):
         self.eval()
         self.held.x += 1
         self.held.y = 1
+        self.slotted.t += 1
+        self.slotted._Slotted__new = 1
+        self.array += 1
+        self.modern.random()
+        self.legacy.rand()
+        self.python.random()
+        self.known.add(2)
+        self.pair[0].add_(1)
+        self.rows.resize_(len(obs), 2).normal_()
+        self.shared.data = torch.ones(5)
+        self.mean.weight.grad.add_(1)
+        self.raw_std.weight.grad = torch.ones_like(self.raw_std.weight)
         self.appeared = True
         np.random.rand()  # noqa: NPY002
         random.random()
@@ -351,6 +512,22 @@ def test_c8_validation_leaves_no_trace(breaks):
     assert [key for key in before if not same(before[key], after[key])] == []
     assert not hasattr(actor.held, "y")
     assert not hasattr(actor, "appeared")
+    assert not hasattr(actor.slotted, "_Slotted__new")
+
+
+def test_c8_what_is_only_read_is_not_written():
+    actor = PlainActor(OBS, ACTION)
+    actor.known = Counted({"a": 1})
+    validate_actor(actor, obs_dim=OBS, action_dim=ACTION)
+    assert actor.known.cleared == 0
+
+
+class Counted(dict):
+    cleared = 0
+
+    def clear(self) -> None:
+        self.cleared += 1
+        super().clear()
 
 
 def test_c8_the_built_in_actor_explores_on_as_if_never_validated():
@@ -365,5 +542,9 @@ def test_c8_the_built_in_actor_explores_on_as_if_never_validated():
     assert torch.equal(*actions)
 
 
-def test_validation_is_done_in_the_actors_own_precision():
-    validate_actor(PlainActor(OBS, ACTION).double(), obs_dim=OBS, action_dim=ACTION)
+def test_c6_validation_is_done_in_the_precision_that_training_has():
+    torch.set_default_dtype(torch.float64)
+    try:
+        validate_actor(PlainActor(OBS, ACTION), obs_dim=OBS, action_dim=ACTION)
+    finally:
+        torch.set_default_dtype(torch.float32)

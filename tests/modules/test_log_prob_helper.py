@@ -141,7 +141,11 @@ def test_the_range_of_an_action_spec_is_one_number_a_joint():
 
 @pytest.mark.parametrize(
     "spec",
-    [Unbounded((2, 1)), Bounded(torch.tensor([[-1.0], [-2.0]]), torch.tensor([[1.0], [1.0]]))],
+    [
+        Unbounded((2, 1)),
+        Bounded(torch.tensor([[-1.0], [-2.0]]), torch.tensor([[1.0], [1.0]])),
+        Bounded(torch.tensor([[-1.0], [-1.0]]), torch.tensor([[1.0], [2.0]])),
+    ],
 )
 def test_a_spec_without_one_finite_range_is_refused(spec):
     with pytest.raises(ConfigError, match="expected finite bounds, the same for every environment"):

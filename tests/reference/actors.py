@@ -97,6 +97,11 @@ class Deterministic(nn.Module):
         return self.actor._transform(self.actor.mean(obs))
 
 
+def popping(*, low: list[float], **kwargs: Any) -> PlainActor:
+    """A builder that uses up its own arguments."""
+    return PlainActor(low=low.pop(0), **kwargs)
+
+
 def raising(**kwargs: object) -> nn.Module:
     raise RuntimeError("no weights here")
 

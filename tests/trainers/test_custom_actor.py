@@ -178,6 +178,55 @@ def test_c14_an_actor_without_any_may_not_begin_to_have_some():
         training.update(tiny_batch())
 
 
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize(
+    ("aux", "message"),
+    [
+        (lambda mean: {"a": mean.square().mean(-1)}, r"'a' is a tensor of shape \[16\]"),
+        (lambda mean: {"a": 0.5}, "'a' is 0.5 of type float"),
+        (lambda mean: {"a": torch.tensor(3)}, "'a' is .*int64.*expected a 0-dim float tensor"),
+        (lambda mean: {"a b/c": mean.mean()}, "the name 'a b/c': expected letters"),
+        (lambda mean: None, "they are None of type NoneType, expected a dict"),
+    ],
+)
+def test_c6_auxiliary_losses_are_named_scalars_in_every_update(aux, message, first):
+    actor = Shifty(3, 2)
+    actor.names = ("a",)
+    training = learner(actor, actor_update_period=1)
+    if not first:
+        training.update(tiny_batch())
+    actor.aux = lambda mean, log_std: aux(mean)
+    before = {k: v.clone() for k, v in training.loss.state_dict().items()}
+    with pytest.raises(ActorContractError, match=f"Shifty breaks the actor contract.*{message}"):
+        training.update(tiny_batch())
+    after = training.loss.state_dict()
+    assert all(torch.equal(v, before[k]) for k, v in after.items() if "calls" not in k)
+
+
+@pytest.mark.parametrize(
+    ("actor", "message"),
+    [
+        (PlainActor(3, 1), r"actions is .*shape \[16, 1\].*expected a tensor of shape \[16, 2\]"),
+        (PlainActor(3, 2).double(), "actions is .*float64.*expected .*float32"),
+    ],
+)
+def test_c6_an_actor_of_other_actions_than_the_critics_is_named_at_its_first_batch(actor, message):
+    loss = FlashSACLoss(actor, tiny_critic())
+    batch = tiny_batch()
+    batch["obs"] = batch["obs"].to(actor.mean.weight.dtype)
+    batch["next", "obs"] = batch["next", "obs"].to(actor.mean.weight.dtype)
+    with pytest.raises(ActorContractError, match=message):
+        loss.actor_loss(batch)
+    with pytest.raises(ActorContractError, match=message.replace("16", "8")):
+        loss.qvalue_loss(batch)
+
+
+def test_c6_a_built_actor_of_other_actions_than_the_critics_is_refused_at_once():
+    built = build_actor(FlashSACActorSpec(builder=PLAIN), obs_dim=3, action_dim=1)
+    with pytest.raises(ConfigError, match="actor of action_dim=1 with a critic of action_dim=2"):
+        FlashSACLoss(built, tiny_critic())
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_c15_a_value_that_is_not_finite_is_named_before_a_parameter_moves(value):
     actor = Shifty(3, 2)

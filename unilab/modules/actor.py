@@ -219,9 +219,12 @@ class _DeterministicActor(nn.Module):
 def _per_joint(
     bound: float | Sequence[float] | Tensor, action_dim: int, device: torch.device | str | None
 ) -> Tensor:
-    value = torch.as_tensor(bound, dtype=torch.get_default_dtype(), device=device)
+    try:
+        value = torch.as_tensor(bound, dtype=torch.get_default_dtype())
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"action bound {bound!r}: expected a number or [{action_dim}]") from error
     if value.dim() > 1 or (value.dim() == 1 and value.shape[0] != action_dim):
         raise ConfigError(
             f"action bound of shape {list(value.shape)}: expected a number or [{action_dim}]"
         )
-    return value.expand(action_dim).clone()
+    return value.expand(action_dim).to(device, copy=True)

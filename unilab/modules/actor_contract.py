@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import re
+import io
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from unilab.errors import ActorContractError
+from unilab.modules.actor_outputs import aux_losses_problem, described, tensor_problem
 from unilab.modules.actor_spec import BUILT_IN, FlashSACActorSpec, import_builder, record_build
 from unilab.modules.untouched import untouched
 
@@ -50,7 +52,9 @@ def build_actor(
     """
     builder = import_builder(spec)
     try:
-        actor = builder(obs_dim=obs_dim, action_dim=action_dim, device=device, **spec.kwargs)
+        # A copy, which the builder may keep and change.
+        kwargs = spec.to_dict()["kwargs"]
+        actor = builder(obs_dim=obs_dim, action_dim=action_dim, device=device, **kwargs)
     except Exception as error:  # a builder is anybody's code
         raise ActorContractError(
             f"actor builder {spec.builder!r} raised {type(error).__name__}: {error}; it was called "
@@ -71,6 +75,8 @@ def build_actor(
 def validate_actor(actor: nn.Module, *, obs_dim: int, action_dim: int) -> None:
     """Runs an actor once through everything that training, evaluation and export ask of it.
 
+    Once with its weights as they are and once with others, as training will make them, so that a
+    head that begins at 0, or a copy made at construction, does not hide what is exported.
     Afterwards its weights, buffers, attributes, flags and all random generators are bit for bit as
     they were.
 
@@ -91,6 +97,9 @@ def validate_actor(actor: nn.Module, *, obs_dim: int, action_dim: int) -> None:
             trial.explore()
             trial.export()
             trial.upkeep()
+            trial.state_dict()
+            trial.move()
+            trial.export(" once its weights have changed")
 
 
 class _Trial:
@@ -100,14 +109,23 @@ class _Trial:
         self.actor = actor
         self.obs_dim = obs_dim
         self.shape = (_ROWS, action_dim)
+        self.parameters: list[nn.Parameter] = []
 
     def members(self) -> None:
         """C6: methods, parameters and the transform's name are there."""
+        if not isinstance(self.actor, nn.Module):
+            self._refuse("C6 members", "it is no torch.nn.Module")
         for name in _METHODS:
             if not callable(getattr(self.actor, name, None)):
                 self._refuse("C6 members", f"it has no method {name}")
-        if not any(p.requires_grad for p in self.actor.parameters()):
+        self.parameters = list(self.actor.parameters())
+        if not any(p.requires_grad for p in self.parameters):
             self._refuse("C6 parameters", "it has no parameter that an optimizer could move")
+        for name, p in self.actor.named_parameters():
+            if is_lazy(p):
+                self._refuse("C6 parameters", f"{name} has no size yet: run it in the builder")
+            if p.is_meta:
+                self._refuse("C6 parameters", f"{name} has no values: it is on the meta device")
         transform = getattr(self.actor, "action_transform_id", None)
         if not isinstance(transform, str) or not transform:
             self._refuse(
@@ -123,34 +141,38 @@ class _Trial:
             with torch.enable_grad():
                 out = self._call(clause, self.actor, self._obs(), training=training)
             if not (isinstance(out, tuple) and len(out) == 2 and isinstance(out[1], Mapping)):
-                self._refuse(f"C6 {clause}", f"it returned {_kind(out)}, expected (actions, info)")
+                self._refuse(
+                    f"C6 {clause}", f"it returned {described(out)}, expected (actions, info)"
+                )
             actions, info = out
             self._tensor(clause, "actions", actions, self.shape)
-            if training and not actions.requires_grad:
-                self._refuse(f"C6 {clause}", "no gradient leads from its actions to its parameters")
             if "log_prob" not in info:
                 self._refuse("C6 log_prob", f"{clause} gave info with {sorted(info)} only")
             self._tensor(clause, "log_prob", info["log_prob"], (_ROWS, 1))
-            self._aux_losses(info.get("aux_losses", {}))
+            if training:
+                for name, value in (("actions", actions), ("log_prob", info["log_prob"])):
+                    if not value.requires_grad:
+                        problem = f"no gradient leads from its {name} to its parameters"
+                        self._refuse(f"C6 {clause}", problem)
+                self._aux_losses(info.get("aux_losses", {}))
 
     def _aux_losses(self, aux: Any) -> None:
         clause = "C6 aux_losses"
-        if not isinstance(aux, Mapping):
-            self._refuse(clause, f"they are {_kind(aux)}, expected a dict of 0-dim tensors")
+        problem = aux_losses_problem(aux)
+        if problem:
+            self._refuse(clause, problem)
         for name, value in aux.items():
-            if not isinstance(name, str) or not re.fullmatch(r"\w+", name, re.ASCII):
-                self._refuse(clause, f"the name {name!r}: expected letters, digits and underscores")
-            if not isinstance(value, Tensor) or value.dim() or not value.is_floating_point():
-                self._refuse(clause, f"{name!r} is {_kind(value)}, expected a 0-dim float tensor")
             if not value.isfinite():
                 self._refuse(clause, f"{name!r} is {value.item()} on random observations")
+            if value.item() and not value.requires_grad:  # 0 without gradient is one that is off
+                self._refuse(clause, f"no gradient leads from {name!r} to its parameters")
 
     def mean_and_std(self) -> None:
         """C6: the distribution before the transform."""
         clause = "get_mean_and_std(obs)"
         out = self._call(clause, self.actor.get_mean_and_std, self._obs())
         if not (isinstance(out, tuple) and len(out) == 2):
-            self._refuse(f"C6 {clause}", f"it returned {_kind(out)}, expected (mean, std)")
+            self._refuse(f"C6 {clause}", f"it returned {described(out)}, expected (mean, std)")
         self._tensor(clause, "mean", out[0], self.shape)
         self._tensor(clause, "std", out[1], self.shape)
         if not (out[1] > 0).all():
@@ -164,12 +186,12 @@ class _Trial:
             out = self._call(clause, self.actor.explore, self._obs(), **kwargs)
             self._tensor(clause, "actions", out, self.shape)
 
-    def export(self) -> None:
+    def export(self, when: str = "") -> None:
         """C6 and C7: what is exported, and that it acts as evaluation does."""
         module = self._call("as_export_module()", self.actor.as_export_module)
         if not isinstance(module, nn.Module):
             self._refuse(
-                "C6 as_export_module()", f"it returned {_kind(module)}, expected an nn.Module"
+                "C6 as_export_module()", f"it returned {described(module)}, expected an nn.Module"
             )
         obs = self._obs()
         exported = self._call("as_export_module()(obs)", module, obs)
@@ -180,8 +202,32 @@ class _Trial:
             self._refuse(
                 "C7 deterministic exploration equals export",
                 f"explore(obs, deterministic=True) and as_export_module()(obs) are {apart:.3g} "
-                "apart; both must give transform(mean)",
+                f"apart{when}; both must give transform(mean) of the weights as they are",
             )
+
+    def state_dict(self) -> None:
+        """C24: what a checkpoint holds of it can be read back."""
+        for name, value in self._call("state_dict()", self.actor.state_dict).items():
+            file = io.BytesIO()
+            try:
+                torch.save(value.new_empty(0) if isinstance(value, Tensor) else value, file)
+                file.seek(0)
+                torch.load(file, weights_only=True)
+            except Exception:  # whatever pickle makes of anybody's object
+                self._refuse(
+                    "C24 state_dict()",
+                    f"{name} is {described(value)}, which no checkpoint takes: give "
+                    "get_extra_state tensors, numbers and strings, in lists and dicts",
+                )
+
+    def move(self) -> None:
+        """Other weights, each of its own size and sign; what was 0 is no longer."""
+        generator = torch.Generator().manual_seed(1)
+        for p in self.parameters:
+            if p.requires_grad:
+                change = 0.1 * torch.randn(p.shape, generator=generator).to(p.device, p.dtype)
+                p.add_(change * torch.where(p == 0, 1.0, p.abs()))
+        self._call("normalize_parameters()", self.actor.normalize_parameters)
 
     def upkeep(self) -> None:
         """C6: what is called after an optimizer step and before a rollout."""
@@ -194,23 +240,29 @@ class _Trial:
             self._refuse(f"C6 {clause}", f"it returned {sizes!r}, expected names and byte counts")
 
     def _obs(self) -> Tensor:
-        like = next(self.actor.parameters())
         generator = torch.Generator().manual_seed(0)
         obs = torch.randn(_ROWS, self.obs_dim, generator=generator)
-        return obs.to(like.device, like.dtype)
+        return obs.to(self.parameters[0].device)
 
     def _call(self, clause: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         try:
-            return function(*args, **kwargs)
+            out = function(*args, **kwargs)
         except Exception as error:  # an actor is anybody's code
             raise ActorContractError(
                 self._message(f"C6 {clause}", f"it raised {type(error).__name__}: {error}")
             ) from error
+        if [*map(id, self.actor.parameters())] != [*map(id, self.parameters)]:
+            self._refuse(
+                "C9 one instance",
+                f"{clause} put other parameters in the place of those that the optimizer holds: "
+                "change them in place",
+            )
+        return out
 
     def _tensor(self, clause: str, name: str, value: Any, shape: tuple[int, ...]) -> None:
-        if not isinstance(value, Tensor) or value.shape != shape:
-            what = f"{name} is {_kind(value)}, expected a tensor of shape {list(shape)}"
-            self._refuse(f"C6 {clause}", f"{what} for {_ROWS} observations")
+        problem = tensor_problem(name, value, shape, self._obs())
+        if problem:
+            self._refuse(f"C6 {clause}", f"{problem} for {_ROWS} observations")
         if not value.isfinite().all():
             self._refuse(f"C6 {clause}", f"{name} is not finite on random observations")
 
@@ -221,9 +273,3 @@ class _Trial:
         return (
             f"{type(self.actor).__name__} breaks the actor contract (ADR-0017 {clause}): {problem}"
         )
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return f"a tensor of shape {list(value.shape)} and {value.dtype}"
-    return f"{value!r} of type {type(value).__name__}"

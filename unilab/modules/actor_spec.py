@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,7 +54,10 @@ class FlashSACActorSpec:
         object.__setattr__(self, "builder", _canonical(self.builder))
         if not isinstance(self.kwargs, Mapping):
             raise ActorContractError(f"actor kwargs={self.kwargs!r}: expected a mapping")
-        object.__setattr__(self, "kwargs", _plain(self.kwargs, "kwargs"))
+        try:
+            object.__setattr__(self, "kwargs", _plain(self.kwargs, "kwargs"))
+        except RecursionError as error:
+            raise ActorContractError("actor kwargs are nested without end, or nearly so") from error
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> FlashSACActorSpec:
@@ -81,8 +84,14 @@ class FlashSACActorSpec:
             raise ActorContractError(
                 'actor_config has no builder: name one as "pkg.module:callable"'
             )
-        kwargs = config.get("kwargs")
-        return cls(builder=config["builder"], kwargs={} if kwargs is None else kwargs)
+        try:
+            return cls(builder=config["builder"], kwargs=config.get("kwargs", {}))
+        except ActorContractError:
+            raise
+        except Exception as error:  # a config node looks up what it refers to while it is read
+            raise ActorContractError(
+                f"actor_config cannot be read ({str(error).splitlines()[0]}): give every value"
+            ) from error
 
     def to_dict(self) -> dict[str, Any]:
         """The same as a plain dict; :meth:`from_config` takes it back."""
@@ -148,7 +157,7 @@ def record_build(
     # A plain attribute: no part of the state dict, and it goes where a copy of the actor goes.
     actor.__dict__["_built_as"] = {
         "builder": spec.builder,
-        "kwargs": spec.kwargs,
+        "kwargs": _plain(spec.kwargs, "kwargs"),
         "obs_dim": obs_dim,
         "action_dim": action_dim,
     }
@@ -249,6 +258,11 @@ def _canonical(builder: Any) -> str:
         if not colon:
             module, _, name = builder.rpartition(".")
         parts = [*module.split("."), *name.split(".")]
+        if module == "__main__":
+            raise ActorContractError(
+                f"actor builder {builder!r}: __main__ is another module in every process; move the "
+                "builder to a module of its own"
+            )
         if all(part.isidentifier() for part in parts):
             return f"{module}:{name}"
     raise ActorContractError(
@@ -270,11 +284,11 @@ def _plain(value: Any, path: str) -> Any:
         return {key: _plain(inner, f"{path}.{key}") for key, inner in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return [_plain(inner, f"{path}[{i}]") for i, inner in enumerate(value)]
-    is_number = isinstance(value, int | float) and math.isfinite(value)
+    is_number = isinstance(value, int | float) and abs(value) <= sys.float_info.max
     if value is None or isinstance(value, str) or is_number:
         return value
     hint = "pass its tolist()" if isinstance(value, torch.Tensor) else "pass a name or number"
     raise ActorContractError(
-        f"actor {path}={value!r} ({type(value).__name__}): kwargs travel as JSON; {hint} and make "
-        "the object in the builder"
+        f"actor {path}={value!r} ({type(value).__name__}): kwargs travel as JSON; "
+        f"{hint} and make the object in the builder"
     )

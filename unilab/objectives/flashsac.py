@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -14,8 +15,9 @@ from torch import Tensor, nn
 from torchrl.objectives import LossModule
 from torchrl.objectives.utils import hold_out_net
 
-from unilab.errors import ConfigError
-from unilab.modules import FlashSACCritic, FlashSACPolicy
+from unilab.errors import ActorContractError, ConfigError
+from unilab.modules import FlashSACCritic, FlashSACPolicy, actor_semantics
+from unilab.modules.actor_outputs import aux_losses_problem, tensor_problem
 from unilab.objectives import functional as F
 
 __all__ = ["FlashSACLoss"]
@@ -39,6 +41,7 @@ class FlashSACLoss(LossModule):
     Raises:
         ConfigError: a setting out of range, an actor and a critic of different action widths, or
             (when called) a batch without an expected key.
+        ActorContractError: (when called) the actor's outputs are not those of the contract.
 
     The sum of the ``loss_*`` entries is what to minimise: each parameter gets the gradient of its
     own loss and of no other. ``SoftUpdate(loss, tau=0.01)`` moves the target critic's parameters;
@@ -143,8 +146,8 @@ class FlashSACLoss(LossModule):
             raise ConfigError(f"target_entropy_sigma={target_entropy_sigma}: expected > 0")
         if not bc_alpha >= 0.0:
             raise ConfigError(f"bc_alpha={bc_alpha}: expected >= 0")
-        width = getattr(actor, "action_dim", critic.action_dim)
-        if width != critic.action_dim:
+        width = actor_semantics(actor)["action_dim"]
+        if width not in (critic.action_dim, None):
             raise ConfigError(
                 f"an actor of action_dim={width} with a critic of action_dim={critic.action_dim}: "
                 "build both for the same actions"
@@ -259,19 +262,39 @@ class FlashSACLoss(LossModule):
         self, obs: Tensor, next_obs: Tensor, critic_obs: Tensor, action_data: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         rows = obs.shape[0]
-        actions, info = self.actor(torch.cat((obs, next_obs)), training=True)
-        action, log_prob = actions[:rows], info["log_prob"][:rows].reshape(rows)
+        actions, log_probs, aux = self._act(torch.cat((obs, next_obs)), training=True)
+        action, log_prob = actions[:rows], log_probs[:rows]
         log_p = self.critic(critic_obs, action, training=False)
         q = self.critic.value(log_p).amin(0)
         loss = (self.alpha * log_prob - q).mean()
         if self.bc_alpha:
             imitation = (action - action_data).square().mean()
             loss = loss + self.bc_alpha * q.detach().abs().mean() * imitation
-        aux = info.get("aux_losses", {})
         return loss, {
             "entropy": -log_prob.detach().mean(),
             **{f"loss_aux_{name}": value for name, value in aux.items()},
         }
+
+    def _act(self, obs: Tensor, training: bool) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
+        """Actions ``[B, A]``, log_prob ``[B]`` and auxiliary losses of the actor, or a refusal.
+
+        Nothing here waits for the device.
+        """
+        actions, info = self.actor(obs, training=training)
+        rows, like = obs.shape[0], self.critic.support
+        log_prob, aux = info["log_prob"], info.get("aux_losses", {}) if training else {}
+        problem = (
+            tensor_problem("actions", actions, (rows, self.critic.action_dim), like)
+            or tensor_problem("log_prob", log_prob, (rows, 1), like)
+            or aux_losses_problem(aux)
+        )
+        if problem:
+            raise ActorContractError(
+                f"{type(self.actor).__name__} breaks the actor contract (ADR-0017 C6 "
+                f"forward(obs, training={training})): {problem} for {rows} observations and this "
+                "critic"
+            )
+        return actions, log_prob.reshape(rows), aux
 
     def alpha_loss(self, entropy: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of the temperature.
@@ -321,8 +344,8 @@ class FlashSACLoss(LossModule):
             discount = reward.new_full((rows,), self.gamma)
         else:
             discount = self.gamma ** steps.reshape(rows).to(reward.dtype)
-        next_action, info = self.actor(next_obs, training=False)
-        entropy_bonus = -self.alpha * info["log_prob"].reshape(rows)
+        next_action, log_prob, _ = self._act(next_obs, training=False)
+        entropy_bonus = -self.alpha * log_prob
         return (
             torch.cat((critic_obs, next_critic_obs)),
             torch.cat((action, next_action)),

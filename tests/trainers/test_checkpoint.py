@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from unilab.errors import CheckpointError
-from unilab.trainers import Checkpointer, Counters
+from unilab.trainers import Checkpointer, Counters, checkpoint
 
 TICKS = 20
 
@@ -202,6 +205,130 @@ def test_a_wrong_env_training_state_is_refused_whole(session, differing, state, 
     with pytest.raises(CheckpointError, match=message):
         other.checkpointer.load()
     assert differing(before, other.state()) == []
+
+
+class Constant:
+    """A component that says one thing, whatever is loaded."""
+
+    def __init__(self, state: object) -> None:
+        self.state = state
+
+    def state_dict(self) -> object:
+        return self.state
+
+    def load_state_dict(self, state: object) -> None:
+        torch.rand(1)  # as one that builds what it loads into
+
+
+@pytest.mark.parametrize(
+    "counters",
+    [
+        [1, 2],
+        None,
+        5,
+        {},
+        {"frames": 1},
+        {"frames": 1, "minutes": 0.0, "hours": 1},
+        {"frames": "a", "minutes": 0.0},
+        {"frames": True, "minutes": 0.0},
+        {"frames": -5, "minutes": 0.0},
+        {"frames": 1, "minutes": float("nan")},
+        {"frames": 1, "minutes": -1.0},
+    ],
+)
+def test_counters_that_are_none_are_refused_before_anything_is_loaded(
+    session, differing, counters, monkeypatch
+):
+    run = session()
+    monkeypatch.setattr(checkpoint.dataclasses, "asdict", lambda counters_: counters)
+    run.checkpointer.save(Counters(frames=1))
+    monkeypatch.undo()
+    other = session(seed=1)
+    before = other.state()
+    with pytest.raises(
+        CheckpointError, match=r"counters.* (there|expected|differs).*Nothing was loaded"
+    ):
+        other.checkpointer.load()
+    assert differing(before, other.state()) == []
+
+
+def tensor(path: str, change):
+    """A learner's state with one tensor of it changed."""
+
+    def changed(state: dict) -> None:
+        *keys, last = path.split("/")
+        for key in keys:
+            state = state[int(key) if key.isdigit() else key]
+        state[last] = change(state[last])
+
+    return changed
+
+
+WEIGHT, MOMENT = "loss/actor.mean_head.weight", "optimizers/actor/0/exp_avg"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (tensor(WEIGHT, torch.Tensor.long), "mean_head.weight has .*int64.* there and .*float32"),
+        (tensor(WEIGHT, torch.Tensor.double), "mean_head.weight has .*float64"),
+        (tensor(WEIGHT, lambda w: w + 0j), "mean_head.weight has .*complex64"),
+        (tensor(WEIGHT, torch.Tensor.to_sparse), "mean_head.weight has .*sparse"),
+        (tensor(WEIGHT, lambda w: w * torch.nan), "mean_head.weight holds NaN or infinity"),
+        (tensor(WEIGHT, lambda w: "w"), "mean_head.weight is str there and a tensor here"),
+        (tensor(MOMENT, lambda m: m[:1]), r"moments.0.exp_avg has shape \[1\] there"),
+        (tensor(MOMENT, lambda m: m / 0), "moments.0.exp_avg holds NaN or infinity"),
+        (tensor("update_count", lambda n: -3), "counts are .*'update_count': -3.* at least 0"),
+        (tensor("update_count", lambda n: "x"), "update_count is str there and int here"),
+        (tensor("schedules/actor", lambda n: -1), "counts are .*'actor': -1.* at least 0"),
+        (tensor("schedules", lambda s: None), "schedules is NoneType there and a mapping here"),
+        (tensor("loss", lambda s: None), "loss is NoneType there and a mapping here"),
+        (tensor("optimizers", lambda s: "a"), "optimizers is str there and a mapping here"),
+    ],
+)
+def test_a_learner_state_of_wrong_kind_is_refused_before_anything_is_loaded(
+    session, differing, change, message
+):
+    run = session()
+    run.train(TICKS)
+    state = copy.deepcopy(run.learner.state_dict())
+    change(state)
+    run.learner.state_dict = lambda: state
+    run.checkpointer.save(Counters(frames=1000))
+    other = session(seed=1)
+    before = other.state()
+    with pytest.raises(CheckpointError, match=f"does not fit this run: .*{message}.*Nothing was"):
+        other.checkpointer.load()
+    assert differing(before, other.state()) == []
+
+
+def test_a_state_unlike_any_of_its_kind_is_refused(session, differing):
+    run = session()
+    run.checkpointer._components["replay"] = Constant([1])
+    run.checkpointer.save(Counters(frames=1))
+    other = session(seed=1)
+    before = other.state()
+    with pytest.raises(CheckpointError, match=r"replay is no state of its kind .*Nothing was load"):
+        other.checkpointer.load()
+    assert differing(before, other.state()) == []
+
+
+@pytest.mark.parametrize("state", [{"n": np.float64(3)}, {"n": threading.Lock()}, Counters()])
+def test_what_nothing_could_load_again_is_not_saved(tmp_path, state):
+    checkpointer = Checkpointer(tmp_path, {"gait": Constant(state)}, identity={})
+    with pytest.raises(
+        CheckpointError, match=r"no checkpoint written.*gait holds more than tensors"
+    ):
+        checkpointer.save(Counters(frames=1))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_random_generators_are_restored_last(tmp_path):
+    checkpointer = Checkpointer(tmp_path, {"a": Constant(1), "z": Constant(1)}, identity={})
+    checkpointer.save(Counters(frames=1))
+    expected = torch.rand(3)
+    checkpointer.load()
+    assert torch.equal(torch.rand(3), expected)
 
 
 def test_a_component_that_refuses_its_state_leaves_all_as_they_were(session, differing):

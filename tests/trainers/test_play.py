@@ -15,7 +15,8 @@ from torch import nn
 from unilab.errors import ActorContractError, CheckpointError
 from unilab.modules import FlashSACActorSpec, actor_semantics, build_actor
 from unilab.record import RunFolder
-from unilab.trainers import Counters, load_play_actor
+from unilab.trainers import Counters, load_play_actor, play
+from unilab.trainers.checkpoint_files import read_identity
 
 OBS = torch.linspace(-1.0, 1.0, 15).reshape(5, 3)
 
@@ -23,6 +24,17 @@ OBS = torch.linspace(-1.0, 1.0, 15).reshape(5, 3)
 def plain(**kwargs: object) -> nn.Module:
     spec = FlashSACActorSpec(builder="reference.actors:PlainActor", kwargs=kwargs)
     return build_actor(spec, obs_dim=3, action_dim=1)
+
+
+def weights(change):
+    """A learner's state with the actor's first weights changed."""
+
+    def changed(state: dict) -> dict:
+        loss = dict(state["loss"])
+        loss["actor.mean.weight"] = change(loss["actor.mean.weight"])
+        return {**state, "loss": loss}
+
+    return changed
 
 
 @pytest.fixture
@@ -85,12 +97,95 @@ def test_c19_c20_a_manifest_that_says_otherwise_is_refused_before_the_builder_is
 
 
 def test_c19_a_checkpoint_of_another_run_in_this_runs_folder_is_refused(trained, tmp_path):
-    other = actor_semantics(plain(low=-0.7))
-    RunFolder(tmp_path).write_config({}, actor_semantics=other)
-    with pytest.raises(CheckpointError, match=r"kwargs\.low is -0.5 there and -0.7 here"):
-        load_play_actor(tmp_path)
-    RunFolder(tmp_path).write_config({}, actor_semantics=actor_semantics(trained.actor))
+    identity, _ = read_identity(trained.checkpointer.latest())
+    RunFolder(tmp_path).write_config({}, **identity)
     load_play_actor(tmp_path)
+    for change, message in (
+        ({"actor_semantics": actor_semantics(plain(low=-0.7))}, r"\.low is -0.5 there and -0.7"),
+        (
+            {"actor_semantics": None},
+            r"run_config.json differs: .*semantics is missing there and None",
+        ),
+        ({"task": "cartpole_swingup"}, "task is 'pendulum_swingup' there and 'cartpole_swingup'"),
+        ({"obs_groups": {"obs": 3, "critic": 4}}, "critic is missing there and 4 here"),
+    ):
+        RunFolder(tmp_path).write_config({}, **{**identity, **change})
+        with pytest.raises(CheckpointError, match=message):
+            load_play_actor(tmp_path)
+    RunFolder(tmp_path).write_config({})
+    with pytest.raises(CheckpointError, match=r"actor_semantics\.kind is 'custom' there and miss"):
+        load_play_actor(tmp_path)
+
+
+def test_c19_a_checkpoint_is_compared_with_its_run_however_it_is_named(
+    trained, tmp_path, monkeypatch
+):
+    path = trained.checkpointer.latest()
+    identity, _ = read_identity(path)
+    RunFolder(tmp_path).write_config({}, **{**identity, "task": "cartpole_swingup"})
+    (tmp_path / "link").symlink_to(path)
+    monkeypatch.chdir(path.parent)
+    for name in (Path(path.name), tmp_path / "link"):
+        with pytest.raises(CheckpointError, match=r"run_config.json differs: task is"):
+            load_play_actor(name)
+
+
+def test_c21_a_newest_checkpoint_with_a_damaged_manifest_is_not_passed_over(session, tmp_path):
+    run = session()
+    run.train(12, checkpoint_interval=24)
+    newest = run.checkpointer.latest()
+    assert len(list(newest.parent.iterdir())) == 2
+    for text in ((newest / "manifest.json").read_text()[:50], "[" * 100_000):
+        (newest / "manifest.json").write_text(text)
+        with pytest.raises(CheckpointError, match=f"{newest.name} is damaged.*from the one before"):
+            load_play_actor(tmp_path)
+        with pytest.raises(CheckpointError, match=f"{newest.name} is damaged.*from the one before"):
+            run.checkpointer.load()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: [s], "it has no actor_semantics"),
+        (lambda s: s.pop("loss") and s, "does not fit the actor that .*Missing key"),
+        (lambda s: {**s, "loss": None}, "does not fit the actor that .*Missing key"),
+        (lambda s: {**s, "loss": {3: torch.zeros(1)}}, "does not fit the actor .*Missing key"),
+        (weights(lambda w: None), "does not fit the actor that"),
+        (weights(lambda w: w.long()), r"actor\.mean\.weight has .*int64.* there and .*float32"),
+        (weights(lambda w: w.to_sparse()), r"actor\.mean\.weight has .*sparse"),
+        (weights(lambda w: w * torch.nan), r"actor\.mean\.weight holds NaN or infinity"),
+    ],
+)
+def test_c21_a_state_that_is_no_learners_is_refused(trained, tmp_path, change, message):
+    state = change(trained.learner.state_dict())
+    trained.learner.state_dict = lambda: state
+    trained.checkpointer.save(Counters(frames=1000))
+    with pytest.raises(CheckpointError, match=f"(?s){message}"):
+        load_play_actor(tmp_path)
+
+
+def test_a_run_that_replaces_its_only_checkpoint_meanwhile_is_played(
+    session, tmp_path, monkeypatch
+):
+    run = session(keep=1)
+    run.checkpointer.save(Counters(frames=1))
+    read = play.read_states
+
+    def replaced_while_reading(path, names):
+        if path.name.endswith("001"):
+            run.checkpointer.save(Counters(frames=2))
+        return read(path, names)
+
+    monkeypatch.setattr(play, "read_states", replaced_while_reading)
+    load_play_actor(tmp_path)
+
+    def always(path, names):
+        run.checkpointer.save(Counters(frames=int(path.name.split("-")[1]) + 1))
+        return read(path, names)
+
+    monkeypatch.setattr(play, "read_states", always)
+    with pytest.raises(CheckpointError, match="changes faster than it can be read: give one"):
+        load_play_actor(tmp_path)
 
 
 def test_c19_a_builder_whose_actions_mean_something_else_now_is_refused(

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
 from tensordict import TensorDict
 from torchrl.checkpoint import CheckpointRotation, GlobalRNGState
 from torchrl.data import ReplayBuffer
 
 from unilab.errors import CheckpointError
 from unilab.modules.actor_spec import differences
-from unilab.trainers.checkpoint_files import as_checkpoint, read_identity, read_states
+from unilab.trainers.checkpoint_files import as_checkpoint, newest, read_identity, read_states
+from unilab.trainers.mismatch import mismatch
 
-__all__ = ["Checkpointer", "Counters", "EnvTrainingState", "ReplayContents", "mismatch"]
+__all__ = ["Checkpointer", "Counters", "EnvTrainingState", "ReplayContents"]
 
 _OPTIONAL = ("replay",)
 
@@ -37,6 +38,15 @@ class Counters:
     """Environment steps taken, all environments together."""
     minutes: float = 0.0
     """Training time."""
+
+    @staticmethod
+    def check_state(state: Any) -> str:
+        """What is wrong with saved counters, or ``""``."""
+        problem = mismatch(state, dataclasses.asdict(Counters()), "counters")
+        if problem:
+            return problem
+        fine = state and state["frames"] >= 0 and 0.0 <= state["minutes"] < math.inf
+        return "" if fine else f"counters are {state}, expected frames and minutes of at least 0"
 
 
 class Checkpointer:
@@ -94,12 +104,12 @@ class Checkpointer:
             ) from error
 
     def latest(self) -> Path:
-        """The newest complete checkpoint.
+        """The newest checkpoint.
 
         Raises:
             CheckpointError: there is none.
         """
-        latest = self._rotation.latest()
+        latest = newest(self._rotation.directory)
         if latest is None:
             raise CheckpointError(
                 f"{self._rotation.directory} holds no complete checkpoint: this run cannot be "
@@ -122,8 +132,8 @@ class Checkpointer:
         """
         path = Path(path) if path is not None else self.latest()
         states = self._read(path)
-        counters = states.pop("counters")
         self._compare(path, states)
+        counters = states.pop("counters")
         self._apply(path, states)
         return Counters(**counters)
 
@@ -144,13 +154,17 @@ class Checkpointer:
         return read_states(path, [*wanted, "counters"])
 
     def _compare(self, path: Path, states: Mapping[str, Any]) -> None:
+        live = {**self._components, "counters": Counters()}
         for name, state in states.items():
-            check = getattr(self._components[name], "check_state", None)
-            problem = (
-                check(state)
-                if check is not None
-                else mismatch(state, self._components[name].state_dict(), name)
-            )
+            check = getattr(live[name], "check_state", None)
+            try:
+                problem = (
+                    check(state)
+                    if check is not None
+                    else mismatch(state, live[name].state_dict(), name)
+                )
+            except Exception as error:  # it looked for what every state of its kind has
+                problem = f"{name} is no state of its kind ({type(error).__name__}: {error})"
             if problem:
                 raise CheckpointError(
                     f"checkpoint {path} does not fit this run: {problem}. Nothing was loaded; "
@@ -264,33 +278,3 @@ class ReplayContents:
         if lengths - {state["length"]}:
             return f"replay rows of lengths {sorted(lengths)}, expected {state['length']}"
         return ""
-
-
-def mismatch(saved: Any, live: Any, path: str) -> str:
-    """The first way in which a saved state cannot be the live object's, or ``""``.
-
-    What is not there yet (an optimizer's moments before its first step, a lazily built buffer) is
-    empty or None on one side and fits anything.
-    """
-    if saved is None or live is None:
-        return ""
-    if isinstance(live, torch.Tensor):
-        if not isinstance(saved, torch.Tensor):
-            return f"{path} is {type(saved).__name__} there and a tensor here"
-        if saved.shape != live.shape:
-            return f"{path} has shape {list(saved.shape)} there and {list(live.shape)} here"
-        return ""
-    if isinstance(live, Mapping):
-        if not isinstance(saved, Mapping):
-            return f"{path} is {type(saved).__name__} there and a mapping here"
-        if not saved or not live:
-            return ""
-        if set(saved) != set(live):
-            return f"{path} differs in {sorted(map(str, set(saved) ^ set(live)))}"
-        return next(filter(None, (mismatch(saved[k], live[k], f"{path}.{k}") for k in live)), "")
-    if isinstance(live, Sequence) and not isinstance(live, str):
-        if not isinstance(saved, Sequence) or len(saved) != len(live):
-            return f"{path} has another length there than here"
-        pairs = enumerate(zip(saved, live, strict=True))
-        return next(filter(None, (mismatch(s, v, f"{path}[{i}]") for i, (s, v) in pairs)), "")
-    return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import pickle
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,17 @@ from torchrl.checkpoint import CheckpointError as TorchRLCheckpointError
 
 from unilab.errors import CheckpointError
 
-__all__ = ["as_checkpoint", "read_identity", "read_states"]
+__all__ = ["as_checkpoint", "newest", "read_identity", "read_states"]
 
-_UNREADABLE = (TorchRLCheckpointError, OSError, ValueError, TypeError, KeyError, AttributeError)
+_UNREADABLE = (
+    TorchRLCheckpointError,
+    OSError,
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    RecursionError,
+)
 
 
 class _Payload:
@@ -36,7 +45,16 @@ class _TorchFile(CheckpointAdapter):
 
     def save(self, component: _Payload, path: Path, **_: Any) -> Any:
         path.mkdir(parents=True)
-        torch.save(component.state, path / "state.pt")
+        try:
+            torch.save(component.state, path / "state.pt")
+            # Mapped, so that the tensors in it are not read again.
+            torch.load(path / "state.pt", map_location="cpu", mmap=True, weights_only=True)
+        except (pickle.PickleError, TypeError, AttributeError) as error:
+            raise CheckpointError(
+                f"no checkpoint written, for nothing could load it again: {path.name} holds more "
+                "than tensors, numbers and strings in lists and dicts; change what its state_dict "
+                "returns (of a module also get_extra_state)"
+            ) from error
         (path / "state.sha256").write_text(_sha256(path / "state.pt"))
 
     def load(self, component: _Payload, path: Path, *, map_location: Any, **_: Any) -> Any:
@@ -54,6 +72,17 @@ def as_checkpoint(states: Mapping[str, Any]) -> Checkpoint:
         states: name -> tensors, numbers and strings, nested in dicts, lists and tuples.
     """
     return _bind({name: _Payload(state) for name, state in states.items()})
+
+
+def newest(directory: Path) -> Path | None:
+    """The checkpoint of the most frames in a run's ``checkpoints/``, damaged or not."""
+    found = directory.glob("checkpoint-*") if directory.is_dir() else ()
+    steps = {path: path.name.partition("-")[2] for path in found}
+    return max(
+        (path for path, step in steps.items() if step.isdecimal()),
+        key=lambda path: int(steps[path]),
+        default=None,
+    )
 
 
 def read_identity(path: Path) -> tuple[Any, set[str]]:

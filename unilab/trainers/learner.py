@@ -22,7 +22,7 @@ from unilab.trainers.acceleration import (
     matmul_dtype,
     use_cuda_graph,
 )
-from unilab.trainers.checkpoint import mismatch
+from unilab.trainers.mismatch import mismatch
 from unilab.trainers.optimizer import ScheduledAdam
 
 __all__ = ["FlashSACLearner"]
@@ -241,7 +241,15 @@ class FlashSACLearner:
         """Why a saved state is not this learner's, or ``""``."""
         semantics = state.get("actor_semantics") if isinstance(state, dict) else None
         problem = semantics_problem(semantics, actor_semantics(self.loss.actor))
-        return problem or mismatch(state, self.state_dict(), "learner")
+        problem = problem or mismatch(state, self.state_dict(), "learner")
+        if problem:
+            return problem
+        counts = {"update_count": state["update_count"], **state["schedules"]}
+        if min(counts.values()) < 0:
+            return f"learner counts are {counts}: expected at least 0"
+        moments = state["optimizers"]
+        problems = (o.check_state(moments.get(k, {})) for k, o in self._optimizers.items())
+        return next(filter(None, problems), "")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from what :meth:`state_dict` returned.

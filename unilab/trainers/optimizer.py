@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from unilab.trainers.mismatch import mismatch
 
 __all__ = ["ScheduledAdam"]
 
@@ -37,6 +39,15 @@ class ScheduledAdam:
         if capturable:  # a captured step reads its rate from the device
             rate = torch.tensor(rate, device=self.params[0].device)
         self.adam = torch.optim.Adam(self.params, lr=rate, fused=True, capturable=capturable)
+
+    def check_state(self, saved: Mapping[int, Any]) -> str:
+        """What is wrong with saved moments of the parameters, or ``""``."""
+        # A parameter that never had a gradient has none.
+        params = {i: p for i, p in enumerate(self.params) if i in saved}
+        fitting = {
+            i: {"step": torch.zeros(()), "exp_avg": p, "exp_avg_sq": p} for i, p in params.items()
+        }
+        return mismatch(saved, fitting, "moments") if saved else ""
 
     def begin(self) -> None:
         """Set the rate of the step to come and count it, which no graph could repeat."""

@@ -7,15 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
-from torchrl.checkpoint import CheckpointRotation
 
 from unilab.errors import CheckpointError
 from unilab.modules import FlashSACActorSpec, actor_semantics, build_actor
-from unilab.modules.actor_spec import semantics_problem
+from unilab.modules.actor_spec import differences, semantics_problem
 from unilab.record import RunFolder
-from unilab.trainers.checkpoint_files import read_identity, read_states
+from unilab.trainers.checkpoint_files import newest, read_identity, read_states
+from unilab.trainers.mismatch import mismatch
 
 __all__ = ["load_play_actor"]
+
+# Readings of a run that is training and replaces its checkpoints meanwhile.
+_TRIES = 10
 
 
 def load_play_actor(run_or_checkpoint: str | Path) -> nn.Module:
@@ -33,22 +36,35 @@ def load_play_actor(run_or_checkpoint: str | Path) -> nn.Module:
         ``run_config.json`` (:meth:`~unilab.record.RunFolder.read_config`).
 
     Raises:
-        CheckpointError: no checkpoint there, a damaged one, or one whose ``actor_semantics`` are
-            missing, unreadable or not those of the run and of the actor that its builder makes now.
-            No weight was loaded then.
+        CheckpointError: no checkpoint there, a damaged one, one of another run than the one in
+            whose folder it lies, or one whose ``actor_semantics`` are missing, unreadable or not
+            those of the actor that its builder makes now. No weight was loaded then.
         ActorContractError: the builder cannot be called or returns no actor of the contract.
     """
-    path = _checkpoint(Path(run_or_checkpoint))
+    given = Path(run_or_checkpoint)
+    for _ in range(_TRIES):
+        path = _checkpoint(given)
+        try:
+            return _actor(path)
+        except CheckpointError:
+            if path.exists() or path == given:
+                raise
+            # A training run has put a newer one in its place meanwhile.
+    raise CheckpointError(f"{given} changes faster than it can be read: give one checkpoint of it")
+
+
+def _actor(path: Path) -> nn.Module:
     identity, _ = read_identity(path)
     semantics: Any = identity.get("actor_semantics") if isinstance(identity, Mapping) else None
-    _require(path, semantics, _of_run(path))
-    _require_task(path, identity.get("task"))
+    _require(path, semantics, None)
+    _same_run(path, identity)
     if semantics["builder"] is None:
         raise CheckpointError(
             f"checkpoint {path} names no builder of its actor, so that it cannot be built again: "
             "train an actor made by build_actor, or load the weights into your own instance"
         )
     state = read_states(path, ["learner"])["learner"]
+    state = state if isinstance(state, Mapping) else {}
     _require(path, state.get("actor_semantics"), semantics)
     actor = build_actor(
         FlashSACActorSpec(builder=semantics["builder"], kwargs=semantics["kwargs"]),
@@ -57,20 +73,28 @@ def load_play_actor(run_or_checkpoint: str | Path) -> nn.Module:
         device="cpu",
     )
     _require(path, semantics, actor_semantics(actor))
+    _load(path, actor, state.get("loss"), semantics["builder"])
+    return actor.eval()
+
+
+def _load(path: Path, actor: nn.Module, loss: Any, builder: str) -> None:
     prefix = "actor."
     weights = {
         key.removeprefix(prefix): value
-        for key, value in state["loss"].items()
-        if key.startswith(prefix)
+        for key, value in (loss.items() if isinstance(loss, Mapping) else ())
+        if isinstance(key, str) and key.startswith(prefix)
     }
+    problem = mismatch(weights, actor.state_dict(), "actor")
     try:
-        actor.load_state_dict(weights)
+        if not problem:
+            actor.load_state_dict(weights)
     except RuntimeError as error:
+        problem = str(error)
+    if problem:
         raise CheckpointError(
-            f"checkpoint {path} does not fit the actor that {semantics['builder']} makes now "
-            f"({error}): play it with the code that it was trained with"
-        ) from error
-    return actor.eval()
+            f"checkpoint {path} does not fit the actor that {builder} makes now ({problem}): play "
+            "it with the code that it was trained with"
+        )
 
 
 def _checkpoint(path: Path) -> Path:
@@ -80,7 +104,7 @@ def _checkpoint(path: Path) -> Path:
         if not path.exists():
             raise CheckpointError(f"{path} does not exist: give a run's folder or a checkpoint")
         return path
-    latest = CheckpointRotation(run.checkpoints, keep_last=1).latest()
+    latest = newest(run.checkpoints)
     if latest is None:
         raise CheckpointError(
             f"{run.checkpoints} holds no complete checkpoint: wait for the run's first one"
@@ -88,19 +112,18 @@ def _checkpoint(path: Path) -> Path:
     return latest
 
 
-def _of_run(path: Path) -> Any:
-    """What the run of a checkpoint says of its actor; None if it lies in no run's folder."""
-    run = RunFolder(path.parent.parent)
-    return run.read_config().get("actor_semantics") if run.config_file.is_file() else None
-
-
-def _require_task(path: Path, saved: Any) -> None:
-    run = RunFolder(path.absolute().parent.parent)
-    task = run.read_config()["config"].get("task") if run.config_file.is_file() else None
-    if task is not None and saved != task:
+def _same_run(path: Path, identity: Mapping[str, Any]) -> None:
+    """Checks a checkpoint against the run in whose folder it lies, if it lies in one."""
+    run = RunFolder(path.resolve().parent.parent)
+    if not run.config_file.is_file():
+        return
+    # What is played is the task of the configuration.
+    content = run.read_config()
+    here = {k: v for k, v in {**content, **content["config"]}.items() if k in identity}
+    if here != identity:
         raise CheckpointError(
-            f"checkpoint {path} is of the task {saved!r}, and its run is one of {task!r}: put it "
-            "back into the run that wrote it"
+            f"checkpoint {path} cannot be played, for its run's {run.config_file.name} differs: "
+            f"{differences(identity, here)}"
         )
 
 

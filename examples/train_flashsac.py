@@ -143,6 +143,7 @@ def train(cfg: TrainCfg, *, command: str | None = None) -> int:
     )
     counters = checkpointer.load() if training.resume else Counters()
     frames_left = algo.frames_left(counters.frames)
+    logger = MetricLogger(run, until_frames=counters.frames)
     run.write_config(cfg.to_dict(), **identity, device_resolution=placement.device_resolution())
     print(f"Run folder   {run.path}", flush=True)
 
@@ -162,7 +163,7 @@ def train(cfg: TrainCfg, *, command: str | None = None) -> int:
         learning_starts=algo.learning_starts,
         updates_per_step=algo.updates_per_step,
         counters=counters,
-        logger=MetricLogger(run, until_frames=counters.frames),
+        logger=logger,
         checkpointer=checkpointer,
         evaluate=Evaluator(eval_env, parts.policy),
         drain_metrics=env.drain_metrics,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -150,6 +151,40 @@ def test_a_resumed_run_stays_in_its_folder(run):
 def test_resuming_what_is_no_run_says_what_a_run_is(tmp_path):
     with pytest.raises(CheckpointError, match=r"is no run folder: a run folder holds run_config"):
         compose([f"training.resume={tmp_path}"])
+
+
+@pytest.mark.parametrize(
+    ("section", "value"),
+    [
+        ("training", "x"),
+        ("training", None),
+        ("training", "absent"),
+        ("algo", [1]),
+        ("algo", "absent"),
+        ("env", None),
+        ("env", "absent"),
+    ],
+)
+def test_a_run_whose_configuration_lacks_a_section_is_not_resumed_with_defaults(
+    run, section, value
+):
+    content = json.loads(run.config_file.read_text())
+    content["config"][section] = value
+    if value == "absent":
+        del content["config"][section]
+    run.config_file.write_text(json.dumps(content))
+    before = run.config_file.read_bytes()
+    with pytest.raises(CheckpointError, match=rf"is damaged \({section} is no table\): restore it"):
+        compose([f"training.resume={run.path}"])
+    assert run.config_file.read_bytes() == before
+
+
+def test_settings_of_the_algorithm_are_a_table_too(run):
+    content = json.loads(run.config_file.read_text())
+    content["config"]["algo"]["algo_params"] = None
+    run.config_file.write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=r"algo\.algo_params is no table"):
+        compose([f"training.resume={run.path}"])
 
 
 _APP = """

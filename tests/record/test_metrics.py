@@ -7,9 +7,10 @@ import math
 from pathlib import Path
 
 import pytest
+from reference.disk import largest_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from unilab.errors import ConfigError
+from unilab.errors import CheckpointError, ConfigError
 from unilab.record import MetricLogger, ProgressCsv, RunFolder
 
 
@@ -62,6 +63,31 @@ def test_the_table_is_complete_after_every_row(tmp_path):
         table.write(frames, 0.0, {"a": 1.0})
         assert len(rows(table.path)) == frames
     assert [p.name for p in tmp_path.iterdir()] == ["progress.csv"]
+
+
+@pytest.mark.parametrize("tag", ["a", "b"])
+def test_a_table_that_does_not_fit_the_disk_is_one_clear_error(tmp_path, tag):
+    table = ProgressCsv(tmp_path / "progress.csv")
+    table.write(1, 0.0, {"a": 1.0})
+    size = table.path.stat().st_size
+    full = pytest.raises(CheckpointError, match=r"progress.csv cannot be written .*: free space or")
+    with largest_file(size), full:
+        table.write(2, 0.0, {tag: 1.0})  # a row more, or a column more
+    assert [row["frames"] for row in rows(table.path)] == ["1"]
+    assert [p.name for p in tmp_path.iterdir()] == ["progress.csv"]
+
+
+def test_a_new_table_that_does_not_fit_the_disk_leaves_nothing(tmp_path):
+    with largest_file(5), pytest.raises(CheckpointError, match=r"progress.csv cannot be written"):
+        ProgressCsv(tmp_path / "progress.csv")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_in_the_place_of_tensorboards_folder_is_named(tmp_path):
+    run = RunFolder.create("t", 0, path=tmp_path / "run")
+    run.tensorboard.write_text("")
+    with pytest.raises(CheckpointError, match=r"tensorboard cannot be written .*File exists"):
+        MetricLogger(run)
 
 
 def test_scalars_reach_both_files_and_nan_is_left_out(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from reference.disk import largest_file
 
 from unilab.errors import CheckpointError, ConfigError
 from unilab.record import RunFolder
@@ -52,7 +53,19 @@ def test_the_configuration_comes_back_with_what_was_resolved(tmp_path):
     assert {"torch", "torchrl", "mujoco", "unilab-torchrl"} <= content["versions"].keys()
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"config": 3}', "{}"])
+def test_a_configuration_that_does_not_fit_the_disk_leaves_the_one_before(tmp_path):
+    run = RunFolder.create("t", 0, path=tmp_path / "run")
+    run.write_config({"task": "t"})
+    before = sorted(run.path.iterdir()), run.config_file.read_bytes()
+    with (
+        largest_file(100),
+        pytest.raises(CheckpointError, match=r"run_config.json cannot be written .*: free"),
+    ):
+        run.write_config({"task": "another"})
+    assert (sorted(run.path.iterdir()), run.config_file.read_bytes()) == before
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "[" * 100_000, '{"config": 3}', "{}"])
 def test_a_damaged_configuration_is_named(tmp_path, text):
     run = RunFolder.create("t", 0, path=tmp_path / "run")
     run.config_file.write_text(text)

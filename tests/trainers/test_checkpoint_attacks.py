@@ -6,7 +6,6 @@ import hashlib
 import os
 import pickle
 import random
-import resource
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 import tensordict
 import torch
+from reference.disk import largest_file
 from tensordict import NonTensorData, TensorDict
 
 from unilab.errors import CheckpointError
@@ -114,17 +114,6 @@ def test_c24_planted_code_does_not_run_even_with_a_digest_that_fits(
         other.checkpointer.load()
     assert differing(before, other.state()) == []
     assert not marker.exists()
-
-
-@contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    """A disk that is full after so many bytes of a file: writing more fails."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.parametrize("size", [0, 100, 5_000, 20_000])

@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from unilab import registry
 from unilab.collectors.placement import refuse_removed_key
-from unilab.errors import ConfigError, UnilabError, did_you_mean
+from unilab.errors import CheckpointError, ConfigError, UnilabError, did_you_mean
 from unilab.record import RunFolder
 from unilab.trainers.config import TrainCfg
 from unilab.trainers.config_dict import check_key
@@ -199,6 +199,13 @@ def _resumed(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
     """The configuration that the run was started with, and on top only what was typed now."""
     run = RunFolder.open(config.training.resume)
     stored = OmegaConf.create(run.read_config()["config"])
+    for section in ("algo", "algo.algo_params", "training", "env"):
+        # Without one the defaults would take its place, and be written back.
+        if not OmegaConf.is_dict(OmegaConf.select(stored, section)):
+            raise CheckpointError(
+                f"{run.config_file} is damaged ({section} is no table): restore it, or start a new "
+                "run"
+            )
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         key = override.key_or_group
         if key.partition(".")[0].partition("/")[0] == "hydra":

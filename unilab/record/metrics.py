@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 from torchrl.record.loggers import TensorboardLogger
 
 from unilab.errors import ConfigError
-from unilab.record.run_folder import RunFolder
+from unilab.record.run_folder import RunFolder, unwritable, write_whole
 from unilab.record.schema import metric
 
 __all__ = ["MetricLogger", "ProgressCsv"]
@@ -32,6 +33,7 @@ class ProgressCsv:
 
     Raises:
         ConfigError: the existing file is no such table.
+        CheckpointError: the file cannot be written.
     """
 
     def __init__(self, path: str | Path, *, until_frames: int | None = None) -> None:
@@ -57,7 +59,11 @@ class ProgressCsv:
             ]
 
     def write(self, frames: int, minutes: float, values: Mapping[str, float]) -> None:
-        """Appends one row."""
+        """Appends one row.
+
+        Raises:
+            CheckpointError: the file cannot be written.
+        """
         row = {"frames": str(frames), "minutes": f"{minutes:.4f}"}
         row |= {tag: f"{value:.6g}" for tag, value in values.items()}
         self._rows.append(row)
@@ -67,16 +73,18 @@ class ProgressCsv:
             self._columns += sorted(new)
             self._rewrite()
         else:
-            with self.path.open("a", newline="") as file:
-                csv.DictWriter(file, self._columns, restval="").writerow(row)
+            try:
+                with self.path.open("a", newline="") as file:
+                    csv.DictWriter(file, self._columns, restval="").writerow(row)
+            except OSError as error:
+                raise unwritable(self.path, error) from error
 
     def _rewrite(self) -> None:
-        partial = self.path.with_suffix(".csv.partial")
-        with partial.open("w", newline="") as file:
-            writer = csv.DictWriter(file, self._columns, restval="")
-            writer.writeheader()
-            writer.writerows(self._rows)
-        partial.replace(self.path)
+        table = io.StringIO()
+        writer = csv.DictWriter(table, self._columns, restval="")
+        writer.writeheader()
+        writer.writerows(self._rows)
+        write_whole(self.path, table.getvalue())
 
 
 class MetricLogger:
@@ -85,11 +93,17 @@ class MetricLogger:
     Args:
         run: the run's folder.
         until_frames: continue the tables from here (see :class:`ProgressCsv`).
+
+    Raises:
+        CheckpointError: a file cannot be written.
     """
 
     def __init__(self, run: RunFolder, *, until_frames: int | None = None) -> None:
         self.csv = ProgressCsv(run.progress_file, until_frames=until_frames)
-        self.tensorboard = TensorboardLogger(run.tensorboard.name, log_dir=str(run.path))
+        try:
+            self.tensorboard = TensorboardLogger(run.tensorboard.name, log_dir=str(run.path))
+        except OSError as error:
+            raise unwritable(run.tensorboard, error) from error
 
     def log(self, frames: int, minutes: float, values: Mapping[str, float]) -> None:
         """Logs one row of scalars; NaN means "nothing to report" and is left out.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -109,16 +110,18 @@ class RunFolder:
         return run
 
     def write_config(self, config: Mapping[str, Any], **resolved: Any) -> None:
-        """Writes ``run_config.json``: the configuration, what was resolved from it, versions."""
+        """Writes ``run_config.json``: the configuration, what was resolved from it, versions.
+
+        Raises:
+            CheckpointError: it cannot be written; an older one is left as it is.
+        """
         content = {
             "config": dict(config),
             **resolved,
             "versions": package_versions(),
             "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
-        partial = self.config_file.with_suffix(".json.partial")
-        partial.write_text(json.dumps(content, indent=2) + "\n")
-        partial.replace(self.config_file)
+        write_whole(self.config_file, json.dumps(content, indent=2) + "\n")
 
     def read_config(self) -> dict[str, Any]:
         """What :meth:`write_config` wrote.
@@ -130,7 +133,7 @@ class RunFolder:
             content = json.loads(self.config_file.read_text())
             if not isinstance(content["config"], dict):
                 raise TypeError("config is no object")
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise CheckpointError(
                 f"{self.config_file} is damaged ({error}): restore it, or start a new run"
             ) from error
@@ -146,6 +149,29 @@ def _claimed(path: Path) -> Path:
             return claimed
         except FileExistsError:
             claimed = path.with_name(f"{path.name}_{uuid.uuid4().hex[:4]}")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file at once or not at all.
+
+    Raises:
+        CheckpointError: it cannot be written; an older file is left as it is.
+    """
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        partial.write_text(text, newline="")
+        partial.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise unwritable(path, error) from error
+
+
+def unwritable(path: Path, error: OSError) -> CheckpointError:
+    """The error for a file of a run that cannot be written."""
+    return CheckpointError(
+        f"{path} cannot be written ({error.strerror or error}): free space or fix its permissions"
+    )
 
 
 def package_versions() -> dict[str, str]:

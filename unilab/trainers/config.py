@@ -30,9 +30,9 @@ class AlgoParamsCfg:
     """Networks, loss and optimizers of FlashSAC; the defaults are the paper's."""
 
     actor_hidden_dim: int = 128
-    """Width of the actor's blocks."""
+    """Width of the built-in actor's blocks; one of your own has what its ``kwargs`` say."""
     actor_num_blocks: int = 2
-    """Residual blocks of the actor."""
+    """Residual blocks of the built-in actor."""
     critic_hidden_dim: int = 256
     """Width of the critics' blocks."""
     critic_num_blocks: int = 2

@@ -421,6 +421,7 @@ def state(actor: nn.Module) -> dict[str, object]:
         "shared": actor.shared.tolist(),
         "slot": (id(actor.slotted.t), actor.slotted.t.clone()),
         "array": actor.array.tolist(),
+        "sparse": actor.sparse.to_dense(),
         "generators": [g() for g in actor.states],
         "set": set(actor.known),
         "in a tuple": actor.pair[0].clone(),
@@ -466,6 +467,7 @@ class Messy(PlainActor):
         self.known = {1}
         self.pair = (torch.zeros(2), 1)
         self.rows = torch.zeros(0, 2)
+        self.sparse = torch.eye(2).to_sparse()
         self.mean.weight.grad = torch.ones_like(self.mean.weight)
 
     def forward(self, obs: Tensor, training: bool) -> tuple[Tensor, dict]:
@@ -486,6 +488,7 @@ class Messy(PlainActor):
         self.known.add(2)
         self.pair[0].add_(1)
         self.rows.resize_(len(obs), 2).normal_()
+        self.sparse.mul_(2)
         self.shared.data = torch.ones(5)
         self.mean.weight.grad.add_(1)
         self.raw_std.weight.grad = torch.ones_like(self.raw_std.weight)

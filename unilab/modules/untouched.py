@@ -99,15 +99,16 @@ def _items(value: Any) -> Iterable[Any]:
 def _tensor(value: Tensor) -> Restore:
     whole, needs_grad = value.detach(), value.requires_grad
     grad = value.grad if value.is_leaf else None
+    dense = whole.layout is torch.strided
     once = whole
-    if whole.layout is torch.strided:  # what expand repeats can be written only once
+    if dense:  # what expand repeats can be written only once
         for dim, (size, stride) in enumerate(zip(whole.shape, whole.stride(), strict=True)):
             once = once.narrow(dim, 0, 1) if size > 1 and stride == 0 else once
     content = once.clone()
 
     def put_back() -> None:
-        value.data = whole  # what resize_, set_ or another .data have replaced
-        if not torch.equal(once, content):
+        value.data = whole if dense else content  # after resize_, set_ or another .data
+        if dense and not torch.equal(once, content):
             once.copy_(content)
         if value.is_leaf:
             value.requires_grad_(needs_grad)

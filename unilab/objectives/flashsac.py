@@ -282,7 +282,7 @@ class FlashSACLoss(LossModule):
         """
         actions, info = self.actor(obs, training=training)
         rows, like = obs.shape[0], self.critic.support
-        log_prob, aux = info["log_prob"], info.get("aux_losses", {}) if training else {}
+        log_prob, aux = info.get("log_prob"), info.get("aux_losses", {}) if training else {}
         problem = (
             tensor_problem("actions", actions, (rows, self.critic.action_dim), like)
             or tensor_problem("log_prob", log_prob, (rows, 1), like)

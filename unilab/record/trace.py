@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from unilab.record.run_folder import write_whole
+
 __all__ = ["write_trace"]
 
 
@@ -19,15 +21,16 @@ def write_trace(
         path: the file.
         processes: name -> (process id, spans), a span being (name, begin in ns, end in ns, tick).
             All times are of one clock. The trace begins where the spans of every process do.
+
+    Raises:
+        CheckpointError: the file cannot be written.
     """
     begin = max((min(s[1] for s in spans) for _, spans in processes.values() if spans), default=0)
     events: list[dict[str, Any]] = []
     for order, (process, (pid, spans)) in enumerate(processes.items()):
         events += _named(process, pid, order)
         events += _complete(pid, spans, begin)
-    partial = path.with_suffix(".json.partial")
-    partial.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
-    partial.replace(path)
+    write_whole(path, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
 
 
 def _named(process: str, pid: int, order: int) -> Iterable[dict[str, Any]]:

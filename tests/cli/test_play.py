@@ -130,7 +130,7 @@ def test_a_checkpoint_of_another_task_is_refused(pendulum, tmp_path, monkeypatch
     for given in (run, checkpoint, Path("../../checkpoints") / checkpoint.name):
         assert cli.main([command, str(given)]) == 2
         (line,) = capsys.readouterr().err.splitlines()
-        assert "is of the task 'cartpole_swingup', and its run is one of 'pendulum_swingup'" in line
+        assert "task is 'cartpole_swingup' there and 'pendulum_swingup' here" in line
     assert not (run / "policy.onnx").exists()
 
 

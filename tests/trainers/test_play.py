@@ -112,6 +112,9 @@ def test_c19_a_checkpoint_of_another_run_in_this_runs_folder_is_refused(trained,
         RunFolder(tmp_path).write_config({}, **{**identity, **change})
         with pytest.raises(CheckpointError, match=message):
             load_play_actor(tmp_path)
+    RunFolder(tmp_path).write_config({"task": "cartpole_swingup"}, **identity)
+    with pytest.raises(CheckpointError, match="task is 'pendulum_swingup' there and 'cartpole_sw"):
+        load_play_actor(tmp_path)
     RunFolder(tmp_path).write_config({})
     with pytest.raises(CheckpointError, match=r"actor_semantics\.kind is 'custom' there and miss"):
         load_play_actor(tmp_path)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from envs.tables import ON_TWINS, act, drive, go2, physics_state, twins, twins_cfg
+from tensordict import TensorDict
 
 from unilab.envs import (
     CurriculumTermCfg,
@@ -19,7 +20,7 @@ from unilab.envs import (
     mdp,
     reads,
 )
-from unilab.errors import ConfigError, EnvFaultedError, NonFiniteError
+from unilab.errors import ConfigError, NonFiniteError
 from unilab.record.schema import metric
 
 # Curriculum --------------------------------------------------------------------------------------
@@ -156,18 +157,27 @@ def test_a_curriculum_goes_on_where_a_checkpoint_left_it(tmp_path):
 
 
 def failing(env, env_ids):
-    if env.common_step_counter:
+    torch.rand(3, generator=env.generator)
+    if env.common_step_counter == 3:
         raise ZeroDivisionError
 
 
-def test_a_curriculum_that_fails_faults_the_environment(tmp_path):
-    """It runs once the reset has committed."""
-    env = twins(tmp_path, curriculum={"bad": CurriculumTermCfg(func=failing)})
-    drive(env, 3)
+def test_a_curriculum_that_fails_leaves_the_environment_as_it_was(tmp_path):
+    """It runs before the reset is written."""
+    env, other = (
+        twins(tmp_path, curriculum={"bad": CurriculumTermCfg(func=failing)}) for _ in range(2)
+    )
+    for each in (env, other):
+        drive(each, 3)
+    physics, generator = physics_state(env), env.generator.get_state()
     with pytest.raises(ZeroDivisionError):
         env.reset()
-    with pytest.raises(EnvFaultedError, match="in a reset after 3 control steps"):
-        env.reset()
+    assert torch.equal(physics_state(env), physics)
+    assert torch.equal(env.generator.get_state(), generator)
+    assert env.episode_length.tolist() == [3, 3, 3, 3]
+    for each in (env, other):
+        each.step(act(each, TensorDict(batch_size=4)))
+    assert torch.equal(env.reset()["obs"], other.reset()["obs"])
 
 
 # Metrics -----------------------------------------------------------------------------------------

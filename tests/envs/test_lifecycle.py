@@ -3,10 +3,16 @@
 import numpy as np
 import pytest
 import torch
-from envs.tables import act, drive, go2, physics_state, twins
+from envs.tables import ON_TWINS, act, drive, go2, physics_state, twins
 from tensordict import TensorDict
 
-from unilab.envs import TerminationTermCfg, mdp
+from unilab.envs import (
+    ObservationGroupCfg,
+    ObservationTermCfg,
+    RewardTermCfg,
+    TerminationTermCfg,
+    mdp,
+)
 from unilab.errors import ConfigError, EnvFaultedError, NonFiniteError
 
 HEIGHT = 3.0  # scale of the height in Go2's critic observation, its last column
@@ -336,3 +342,70 @@ def test_a_numpy_action_is_refused(tmp_path):
     env.reset()
     with pytest.raises((ConfigError, TypeError, AttributeError)):
         env._validated(np.zeros((4, 2), dtype=np.float32))
+
+
+@pytest.mark.parametrize("how", ["step", "step_and_maybe_reset", "reset"])
+def test_what_a_caller_does_to_what_it_was_given_changes_nothing(tmp_path, how):
+    env, spared = twins(tmp_path), twins(tmp_path)
+    partial = []
+    for each in (env, spared):
+        given = [each.reset()]
+        if how == "step":
+            given = [each.step(act(each, given[0]))["next"]]
+        elif how == "step_and_maybe_reset":
+            given = [*each.step_and_maybe_reset(act(each, given[0]))]
+        if each is env:
+            for td in given:
+                td.apply_(torch.Tensor.zero_)
+        partial.append(each.reset(env_ids=torch.tensor([1]))["obs"])
+        assert torch.equal(partial[-1], each.obs_buf["obs"])
+    assert torch.equal(*partial)
+
+
+REMEMBERING = {"delay_min_lag": 1, "delay_max_lag": 2, "delay_update_period": 1}
+
+
+@pytest.mark.parametrize("inside", ["make", "reset", "step", "loop"])
+def test_the_callers_inference_mode_does_not_matter(tmp_path, inside):
+    position = ObservationTermCfg(
+        func=mdp.joint_pos_rel, params=ON_TWINS, history_length=3, **REMEMBERING
+    )
+    tables = {
+        "observations": {"obs": ObservationGroupCfg(terms={"pos": position})},
+        "actions": {"effort": mdp.JointEffortActionCfg(scale=0.5, **REMEMBERING)},
+    }
+    rollouts = []
+    for at in (inside, None):
+        with torch.inference_mode(at == "make"):
+            env = twins(tmp_path, **tables)
+        with torch.inference_mode(at == "reset"):
+            root, shown = env.reset(), []
+        for i in range(14):
+            with torch.inference_mode(at == "step"):
+                step = env.step(act(env, root.clone(), 0.5))["next"]
+            with torch.inference_mode(at == "loop"):
+                _, root = env.step_and_maybe_reset(act(env, step.clone(), 0.5))
+            with torch.inference_mode(at == "reset"):
+                shown.append(env.reset(env_ids=torch.tensor([i % 4]))["obs"].clone())
+        rollouts.append(torch.stack(shown))
+    assert torch.equal(*rollouts)
+
+
+def test_no_gradients_are_kept_though_the_caller_asks_for_them(tmp_path):
+    env = twins(tmp_path)
+    root = env.reset().set("action", torch.zeros(4, 2, requires_grad=True))
+    for td in env.step_and_maybe_reset(root):
+        assert not any(v.requires_grad for k, v in td.items(True, True) if k != "action")
+
+
+def test_a_task_whose_terms_read_no_physics_runs(tmp_path):
+    seen = ObservationTermCfg(func=mdp.last_action)
+    env = twins(
+        tmp_path,
+        observations={"obs": ObservationGroupCfg(terms={"seen": seen})},
+        rewards={"effort": RewardTermCfg(func=mdp.action_l2, weight=-1.0)},
+        terminations={"time_out": TerminationTermCfg(func=mdp.time_out, time_out=True)},
+    )
+    data = drive(env, 7)
+    assert data["next", "truncated"][:, :, 0].nonzero()[:, 1].tolist() == [4, 4, 4, 4]
+    assert torch.equal(data["next", "obs"], data["action"])

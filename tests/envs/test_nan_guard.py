@@ -160,3 +160,26 @@ def test_without_the_term_the_environment_is_faulted(tmp_path):
     env = twins(tmp_path)
     assert not replace(env.cfg).nan_guard
     assert fail(env, [0]).rows == [0]
+
+
+def test_a_row_is_lost_in_the_step_of_an_interval_event(tmp_path):
+    seen: list[int] = []
+
+    def nudge(env, env_ids):
+        seen.extend(env_ids.tolist())
+        env.scene["twins"].write_joint_state(*(torch.zeros(len(env_ids), 2),) * 2)
+
+    event = EventTermCfg(func=nudge, mode="interval", interval_range_s=(0.02, 0.02))
+    terms = {**twins_cfg(tmp_path).terminations, **LOST}
+    env = twins(tmp_path, terminations=terms, events={"nudge": event})
+    root = act(env, env.reset())
+    for lost in ([2], [0, 1, 2, 3]):
+        seen.clear()
+        env.backend.get_state_views()["qvel"][lost] = torch.nan
+        data, root = env.step_and_maybe_reset(act(env, root))
+        assert data["next", "terminated"].nonzero()[:, 0].tolist() == lost
+        assert seen == [row for row in range(4) if row not in lost]
+        assert root["obs"].isfinite().all()
+    seen.clear()
+    env.step(act(env, root))
+    assert seen == [0, 1, 2, 3]

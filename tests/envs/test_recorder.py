@@ -18,7 +18,7 @@ from unilab.envs import (
     load_episodes,
     mdp,
 )
-from unilab.errors import ConfigError, EnvFaultedError
+from unilab.errors import ConfigError
 
 
 def term(func, mode, **params):
@@ -214,7 +214,6 @@ def test_what_a_killed_process_left_is_no_episode(tmp_path):
         load_episodes(folder)
     drive(into(tmp_path, twins(tmp_path, recorders=TRANSITIONS)), 5)
     assert len(load_episodes(folder)) == 4
-    assert not left.exists()
 
 
 def test_dumps_of_the_guard_lie_in_the_same_folder(tmp_path):
@@ -226,13 +225,64 @@ def test_dumps_of_the_guard_lie_in_the_same_folder(tmp_path):
     assert (tmp_path / "run" / "nan" / "nan_dump_0.pt").is_file()
 
 
-def test_a_folder_that_cannot_be_written_faults_the_environment(tmp_path):
-    (tmp_path / "episodes").write_text("in the way")
-    env = into(tmp_path, twins(tmp_path, recorders=TRANSITIONS))
-    with pytest.raises(FileExistsError):
+def test_an_episode_that_cannot_be_written_leaves_the_environment_as_it_was(tmp_path):
+    env = into(tmp_path / "run", twins(tmp_path, recorders=TRANSITIONS))
+    (tmp_path / "run").write_text("in the way")
+    with pytest.raises(NotADirectoryError):
         drive(env, 5)
-    with pytest.raises(EnvFaultedError, match="failed earlier, in a reset after 5 control steps"):
-        env.reset()
+    (tmp_path / "run").unlink()
+    env.reset()
+    episodes = load_episodes(tmp_path / "run" / "episodes")
+    assert [int(e["env_id"]) for e in episodes] == [0, 1, 2, 3]
+    assert all(e["steps"].batch_size == (5,) and e["truncated"] for e in episodes)
+
+
+@pytest.mark.parametrize("file", ["run", "run/episodes"])
+def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path, file):
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text("in the way")
+    env = twins(tmp_path, recorders=TRANSITIONS)
+    with pytest.raises(ConfigError, match=rf"cannot be written to .*: .*{file} is no folder"):
+        env.set_output_dir(str(tmp_path / "run"))
+
+
+def test_two_environments_may_write_to_one_folder(tmp_path):
+    envs = [into(tmp_path, twins(tmp_path, recorders=TRANSITIONS, seed=s)) for s in (0, 1)]
+    for env in envs:
+        drive(env, 10)
+    episodes = load_episodes(tmp_path / "episodes")
+    for seed, own in enumerate((episodes[:8], episodes[8:])):
+        alone = twins(tmp_path, recorders=TRANSITIONS, seed=seed)
+        drive(alone, 10)
+        for episode, expected in zip(own, alone.recorder_manager.drain(), strict=True):
+            assert_bitwise_equal(episode, expected)
+
+
+def test_two_environments_keep_the_bound_of_their_folder_together(tmp_path):
+    few = RecordingCfg(max_episodes=6)
+    for env in [
+        into(tmp_path, twins(tmp_path, recorders=TRANSITIONS, recording=few)) for _ in range(2)
+    ]:
+        drive(env, 5)
+    names = sorted(p.name for p in (tmp_path / "episodes").iterdir())
+    assert names == [f"episode_{i:06d}" for i in range(6)]
+
+
+def test_what_a_caller_does_to_a_step_is_not_recorded(tmp_path):
+    env = twins(tmp_path, recorders=TRANSITIONS | {"last": term(mdp.step_reward, "pre_reset")})
+    spared = twins(tmp_path, recorders=env.cfg.recorders)
+    for each in (env, spared):
+        root = each.reset()
+        for _ in range(5):
+            step = each.step(act(each, root))
+            root = step["next"].clone()
+            if each is env:
+                for key in ("truncated", "terminated", "done", "reward", "obs"):
+                    step["next", key].zero_()
+        each.reset()
+    for a, b in zip(env.recorder_manager.drain(), spared.recorder_manager.drain(), strict=True):
+        assert a["truncated"]
+        assert_bitwise_equal(a, b)
 
 
 # What does not fit -------------------------------------------------------------------------------

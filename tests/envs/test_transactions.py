@@ -10,6 +10,7 @@ import torch
 from envs.tables import ON_TWINS, act, drive, physics_state, twins, twins_cfg
 
 from unilab.envs import EventTermCfg, ManagerBasedRlEnv, ObservationTermCfg, RewardTermCfg
+from unilab.envs.managers.term import writes
 from unilab.errors import ConfigError, EnvFaultedError, NonFiniteError
 
 
@@ -201,3 +202,41 @@ def test_state_can_be_written_only_while_an_event_runs(tmp_path):
 def test_an_event_that_cannot_run_fails_at_construction(tmp_path):
     with pytest.raises(ZeroDivisionError):
         with_event(tmp_path, Fuse(blown=True))
+
+
+@writes("body_mass")
+def write_masses(env, env_ids, index, shape, on, asset_cfg=None):
+    env.scene.write_field("body_mass", (torch.tensor([1]),), torch.full((len(env_ids), 1), 5.0))
+    if on:
+        env.scene.write_field("body_mass", index, torch.ones(shape))
+
+
+@pytest.mark.parametrize(
+    ("index", "shape", "message"),
+    [
+        ((torch.tensor([1, 2]),), (4, 3), r"values of shape \(4, 3\): expected \(4, 2\)"),
+        ((torch.tensor([1, 2]),), (1, 2), r"values of shape \(1, 2\): expected \(4, 2\)"),
+        ((torch.tensor([1, 9]),), (4, 2), r"at \[1, 9\]: expected indices below 4"),
+        ((torch.tensor([1]), 0), (4, 1), "with 2 indices: it has 1"),
+        ((torch.tensor([True]),), (4, 1), r"expected indices \[m\]"),
+    ],
+)
+def test_a_write_that_does_not_fit_is_refused_before_anything_is_written(
+    tmp_path, index, shape, message
+):
+    on: list[int] = []
+    params = {"index": index, "shape": shape, "on": on}
+    env = twins(
+        tmp_path, events={"w": EventTermCfg(func=write_masses, mode="reset", params=params)}
+    )
+    env.reset()
+    mass, physics = env.backend.expand("body_mass"), physics_state(env)
+    mass[:] = 1.0
+    on.append(1)
+    with pytest.raises(ConfigError, match=f"body_mass was written .*{message}"):
+        env.reset()
+    assert (mass == 1.0).all()
+    assert torch.equal(physics_state(env), physics)
+    on.clear()
+    env.reset()
+    assert (mass[:, 1] == 5.0).all()

@@ -120,6 +120,7 @@ class ManagerBasedRlEnv(TorchEnv):
         CapabilityError: the model or backend lacks something that the task needs.
     """
 
+    @torch.inference_mode(False)  # what is made here is written to outside of it
     def __init__(
         self,
         cfg: ManagerBasedRlEnvCfg,
@@ -232,12 +233,16 @@ class ManagerBasedRlEnv(TorchEnv):
 
     def _on_fault(self, error: BaseException) -> None:
         if self._guard is not None and isinstance(error, NonFiniteError):
-            path = self._guard.dump(
-                error,
-                control_steps=self.common_step_counter,
-                nstep=self.cfg.decimation,
-                seed=self.generator.initial_seed(),
-            )
+            try:
+                path = self._guard.dump(
+                    error,
+                    control_steps=self.common_step_counter,
+                    nstep=self.cfg.decimation,
+                    seed=self.generator.initial_seed(),
+                )
+            except OSError as refused:
+                error.add_note(f"Its last states could not be written: {refused}")
+                return
             error.add_note(f"Its last states are in {path}: unilab replay-dump {path}")
 
     def _observe(self, rows: Tensor | None = None) -> dict[str, Tensor]:
@@ -260,9 +265,10 @@ class ManagerBasedRlEnv(TorchEnv):
             self.recorder_manager.record_post_reset(rows)
 
     def _end_episodes(self, rows: Tensor) -> None:
+        self.curriculum_manager.compute(rows)
+        # Last: an episode leaves once nothing but the write itself can fail.
         if self.recorder_manager.active:
             self.recorder_manager.record_pre_reset(rows)
-        self.curriculum_manager.compute(rows)
 
     def _commit_reset(self, rows: Tensor) -> None:
         self.scene.commit_staged()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,12 +38,20 @@ class RecordingCfg:
 class EpisodeFolder:
     """A folder that recorded episodes are written to, numbered on from those that are there.
 
+    Several environments may write to one folder.
+
     Args:
         path: the folder; made with the first episode.
         max_episodes: how many it may hold.
+
+    Raises:
+        ConfigError: a file is in the way.
     """
 
     def __init__(self, path: Path, max_episodes: int) -> None:
+        file = next((p for p in (path, *path.parents) if p.exists() and not p.is_dir()), None)
+        if file is not None:
+            raise ConfigError(f"episodes cannot be written to {path}: {file} is no folder")
         self.path = path
         self._max = max_episodes
         found = _episodes(path)
@@ -54,16 +64,21 @@ class EpisodeFolder:
         return self._count >= self._max
 
     def write(self, episode: TensorDict) -> None:
-        """Write an episode; it appears under its name once it is whole."""
+        """Write an episode; it appears under its name once it is whole.
+
+        It is dropped if other environments have filled the folder since.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
-        name = f"{_PREFIX}{self._next:06d}"
-        partial = self.path / f".{name}.tmp"
-        # What a killed process may have left.
-        shutil.rmtree(partial, ignore_errors=True)
-        episode.memmap(str(partial))
-        partial.rename(self.path / name)
-        self._count += 1
-        self._next += 1
+        partial = self.path / f".{uuid.uuid4().hex}.tmp"
+        try:
+            episode.memmap(str(partial))
+            written = False
+            while not written and not self.full:
+                written = _renamed(partial, self.path / f"{_PREFIX}{self._next:06d}")
+                self._count += 1
+                self._next += 1
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
 
 
 def load_episodes(path: str | Path) -> list[TensorDictBase]:
@@ -83,6 +98,17 @@ def load_episodes(path: str | Path) -> list[TensorDictBase]:
     if not found:
         raise ConfigError(f"there is no recorded episode in {path}: give a run's 'episodes' folder")
     return [TensorDict.load_memmap(str(episode), allow_pickle=False) for episode in found]
+
+
+def _renamed(partial: Path, to: Path) -> bool:
+    """Give an episode its name, unless another one has it."""
+    try:
+        partial.rename(to)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            return False
+        raise
+    return True
 
 
 def _episodes(path: Path) -> list[Path]:

@@ -162,6 +162,9 @@ class EntityScene:
             name: the field, as MuJoCo's model has it.
             index: where to write within an environment's field; the first are indices ``[m]``.
             value: ``[n, m]`` (and what the index leaves of the field).
+
+        Raises:
+            ConfigError: the index or the shape does not fit; nothing is written.
         """
         self.nominal(name)
         derives = name in self._backend.get_tensor_capabilities().derived_from
@@ -175,11 +178,37 @@ class EntityScene:
             columns: ``[m]``, where to write.
             value: ``[n, m]``.
             what: its name, for messages.
+
+        Raises:
+            ConfigError: the index or the shape does not fit; nothing is written.
         """
         self._stage(StagedWrite(target, (columns,), value, what, derives=False))
 
     def _stage(self, write: StagedWrite) -> None:
-        self.staged.writes.append(write)
+        staged = self.staged
+        columns = write.target.shape[1 : 1 + len(write.index)]
+        if len(columns) < len(write.index):
+            raise ConfigError(
+                f"{write.what} was written with {len(write.index)} indices: "
+                f"it has {write.target.ndim - 1}"
+            )
+        for index, size in zip(write.index, columns, strict=True):
+            at = torch.as_tensor(index)
+            if at.dtype not in (torch.int32, torch.int64) or at.ndim > 1:
+                raise ConfigError(f"{write.what} was written at {index}: expected indices [m]")
+            if at.numel() and not -size <= int(at.min()) <= int(at.max()) < size:
+                raise ConfigError(
+                    f"{write.what} was written at {at.tolist()}: expected indices below {size}"
+                )
+        n = staged.rows.shape[0]
+        placed = torch.broadcast_shapes((n, 1), *(torch.as_tensor(i).shape for i in write.index))
+        shape = (*placed, *write.target.shape[1 + len(write.index) :])
+        if tuple(write.value.shape) != shape:
+            raise ConfigError(
+                f"{write.what} was written with values of shape {tuple(write.value.shape)}: "
+                f"expected {shape}"
+            )
+        staged.writes.append(write)
 
     def compile_tensor_reads(self) -> HostBridgeTransferPlan:
         """Freeze the union of declared columns into one packet."""
@@ -214,7 +243,8 @@ class EntityScene:
 
     def read_rows(self, rows: Tensor) -> None:
         """One packed read of some environments, after they were written."""
-        self.plan.read_rows(rows)
+        if self._declared:
+            self.plan.read_rows(rows)
         self._changed()
 
     def check_finite(self, lose_rows: bool = False) -> None:

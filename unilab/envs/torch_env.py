@@ -32,7 +32,7 @@ class _Life:
     fault_at: str = ""
     released: bool = False
     observation: dict[str, Tensor] = field(default_factory=dict)
-    """The last one returned, for the rows that a reset leaves alone."""
+    """The last one, for the rows that a reset leaves alone. The caller was given a copy."""
 
 
 class TorchEnv(EnvBase):
@@ -136,7 +136,10 @@ class TorchEnv(EnvBase):
         """Look at a step that is whole."""
 
     def _end_episodes(self, rows: Tensor) -> None:
-        """Look at the episodes that end in some rows, before the reset writes over them."""
+        """Look at the episodes that end in some rows, before the reset writes over them.
+
+        A failure in it is one before the write.
+        """
 
     def _after_reset(self, rows: Tensor) -> None:
         """Look at the episodes that have begun in some rows."""
@@ -172,6 +175,7 @@ class TorchEnv(EnvBase):
             device=device,
         )
 
+    @torch.inference_mode(False)  # what is kept must outlive the caller's inference mode
     @torch.no_grad()
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         self._check_usable()
@@ -188,16 +192,20 @@ class TorchEnv(EnvBase):
                 self._after_step()
             except BaseException as error:
                 self._set_fault(error, "step")
+            # Copies: the caller may write into what it was given.
+            observation = {k: v.clone() for k, v in observation.items()}
+            flags = torch.stack((terminated, truncated)).unsqueeze(-1)
+            reward = reward.unsqueeze(-1).clone()
         if self.on_span is not None:
             self.on_span("physics", began, moved)
             self.on_span("managers", moved, time.perf_counter_ns())
         return TensorDict._new_unsafe(
             {
                 **observation,
-                "reward": reward.unsqueeze(-1),
-                "terminated": terminated.unsqueeze(-1),
-                "truncated": truncated.unsqueeze(-1),
-                "done": (terminated | truncated).unsqueeze(-1),
+                "reward": reward,
+                "terminated": flags[0],
+                "truncated": flags[1],
+                "done": flags[0] | flags[1],
             },
             batch_size=self.batch_size,
             device=self.device,
@@ -220,6 +228,7 @@ class TorchEnv(EnvBase):
             self._begin_episodes(rows), batch_size=self.batch_size, device=self.device
         )
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def _begin_episodes(self, rows: Tensor) -> dict[str, Tensor]:
         """Reset some rows as one transaction.
@@ -235,13 +244,13 @@ class TorchEnv(EnvBase):
             try:
                 if rows.shape[0]:
                     self._stage_reset(rows)
+                    self._end_episodes(rows)
             except BaseException:
                 self._discard_reset()
                 self.generator.set_state(before)
                 raise
             try:
                 if rows.shape[0]:
-                    self._end_episodes(rows)
                     self.episode_length.index_fill_(0, rows, 0)
                     self._commit_reset(rows)
                 fresh = self._observe(rows)
@@ -255,6 +264,7 @@ class TorchEnv(EnvBase):
         if self.on_span is not None:
             self.on_span("reset", began, time.perf_counter_ns())
         flags = torch.zeros(3, self.num_envs, 1, dtype=torch.bool, device=self.device)
+        fresh = {k: v.clone() for k, v in fresh.items()}
         return {**fresh, **dict(zip(_FLAGS, flags, strict=True))}
 
     @classmethod

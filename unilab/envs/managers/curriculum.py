@@ -51,6 +51,8 @@ class CurriculumManager:
     def compute(self, rows: Tensor) -> None:
         """Run the terms for environments whose episode ends.
 
+        A term that fails refuses the reset; what the terms before it changed stays changed.
+
         Raises:
             ConfigError: a term returned something that cannot be logged.
         """

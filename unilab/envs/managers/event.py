@@ -116,6 +116,8 @@ class EventManager:
     def interval(self) -> Tensor | None:
         """Run the interval events that are due; each stages and commits its own rows.
 
+        A row whose physics diverged is left alone: its episode ends with this step.
+
         Returns:
             ``[n]`` environments whose state was written, or None.
         """
@@ -124,6 +126,10 @@ class EventManager:
             rows = countdown.advance()
             if rows is None:
                 continue
+            countdown.restart(rows)
+            rows = rows[~scene.diverged[rows]]
+            if not rows.shape[0]:
+                continue
             scene.stage_current(rows)
             try:
                 term(self._env, rows)
@@ -131,7 +137,6 @@ class EventManager:
                 scene.commit_staged()
             finally:
                 scene.discard_staged()
-            countdown.restart(rows)
             written.append(rows)
         return torch.cat(written).unique() if written else None
 

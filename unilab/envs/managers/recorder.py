@@ -137,7 +137,7 @@ class RecorderManager:
                     self._ended.append(self._episode(row))
             elif not self._folder.full:
                 self._folder.write(self._episode(row))
-        self._length.index_fill_(0, rows, 0)
+            self._length[row] = 0  # now, so that after a failure it does not leave twice
 
     def drain(self) -> list[TensorDict]:
         """Episodes that ended since the last call, on the CPU; none where they go to a folder."""

@@ -227,8 +227,15 @@ def find_names(patterns: Patterns, names: Sequence[str], what: str) -> list[int]
     Raises:
         ConfigError: a pattern matches nothing, or is none.
     """
+    if not isinstance(patterns, str | Sequence) or not patterns:
+        raise ConfigError(
+            f"no names of a {what} are given, but {patterns!r}: give a pattern or several; "
+            f"there are {list(names)}"
+        )
     found: set[int] = set()
     for pattern in (patterns,) if isinstance(patterns, str) else patterns:
+        if not isinstance(pattern, str):
+            raise ConfigError(f"pattern {pattern!r} of a {what} is no string")
         try:
             hits = [i for i, name in enumerate(names) if re.fullmatch(pattern, name)]
         except re.error as error:

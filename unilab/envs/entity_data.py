@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from torch import Tensor
 
 from unilab.backends.base import JointInfo
 from unilab.envs.rotations import gravity_direction, rotate_inverse
-from unilab.errors import ConfigError
+from unilab.errors import ConfigError, did_you_mean
 
 # What an entity publishes -> the fields it is computed from. Others are read as such.
 DERIVED_FIELDS = {
@@ -83,7 +84,10 @@ class EntityData:
     def root_lin_vel_b(self) -> Tensor:
         cached = self._cache.get("root_lin_vel_b")
         if cached is None:
-            cached = rotate_inverse(self.root_quat_w, self.root_lin_vel_w)
+            cached = rotate_inverse(
+                self._read("root_quat_w", "root_lin_vel_b"),
+                self._read("root_lin_vel_w", "root_lin_vel_b"),
+            )
             self._cache["root_lin_vel_b"] = cached
         return cached
 
@@ -92,15 +96,24 @@ class EntityData:
         """Unit vector of gravity in the root frame: (0, 0, -1) when upright."""
         cached = self._cache.get("projected_gravity_b")
         if cached is None:
-            cached = gravity_direction(self.root_quat_w)
+            cached = gravity_direction(self._read("root_quat_w", "projected_gravity_b"))
             self._cache["projected_gravity_b"] = cached
         return cached
 
-    def _read(self, name: str) -> Tensor:
+    if not TYPE_CHECKING:  # type checkers know a misspelt field as it is
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(
+                f"an entity's data has no field {name!r}{did_you_mean(name, FIELDS)}; "
+                f"it has {FIELDS}"
+            )
+
+    def _read(self, name: str, asked: str | None = None) -> Tensor:
         try:
             return self._columns[name]
         except KeyError:
+            asked = asked or name
             raise ConfigError(
-                f"{self._entity}.data.{name} was read by a term that did not declare it: "
-                f"decorate the term with @reads({name!r})"
+                f"{self._entity}.data.{asked} was read by a term that did not declare it: "
+                f"decorate the term with @reads({asked!r})"
             ) from None

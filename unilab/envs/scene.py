@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -102,6 +104,35 @@ class EntityScene:
         if self._plan is None:
             raise ConfigError("call EntityScene.compile_tensor_reads() before reading")
         return self._plan
+
+    @contextmanager
+    def declaring(self) -> Iterator[dict[tuple[str, str], None]]:
+        """Collect what is declared in the block, by one term."""
+        before, self._declared = self._declared, {}
+        try:
+            yield self._declared
+        finally:
+            self._declared = before | self._declared
+
+    @contextmanager
+    def showing(self, reads: Mapping[tuple[str, str], None]) -> Iterator[None]:
+        """Let nothing be read in the block but what is declared in ``reads``."""
+        everything = {name: entity.data._columns for name, entity in self.entities.items()}
+        sensors = self._sensor_columns
+        try:
+            for name, columns in everything.items():
+                shown = {field: v for field, v in columns.items() if (name, field) in reads}
+                self.entities[name].data._columns = shown
+            self._sensor_columns = {
+                s: v for s, v in sensors.items() if ("", f"sensor:{s}") in reads
+            }
+            self._changed()
+            yield
+        finally:
+            for name, columns in everything.items():
+                self.entities[name].data._columns = columns
+            self._sensor_columns = sensors
+            self._changed()
 
     def resolve(self, cfg: SceneEntityCfg) -> SceneEntityCfg:
         """Turn patterns of names into columns.

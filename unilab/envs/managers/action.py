@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isfinite
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from unilab.envs.entity import find_names
 from unilab.envs.managers.delay import DelayBuffer, DelayCfg, Recall
+from unilab.envs.managers.term import naming
 from unilab.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -66,24 +67,15 @@ class ActionManager:
         offsets: list[float] = []
         recalls: list[Recall] = []
         for name, term in cfg.items():
-            term.check_delay(f"action term {name!r}")
-            found = find_names(term.actuator_names, names, "actuator")
-            taken = [names[i] for i in found if i in ids]
-            if taken:
-                raise ConfigError(f"action term {name!r} drives {taken}, as an earlier term does")
-            scale = term.scale if isinstance(term.scale, dict) else {".*": term.scale}
-            by_id = {
-                i: value for p, value in scale.items() for i in find_names([p], names, "actuator")
-            }
-            if not all(map(math.isfinite, by_id.values())):
-                raise ConfigError(f"action term {name!r} has scale {term.scale}: give numbers")
-            missing = [names[i] for i in found if i not in by_id]
-            if missing:
-                raise ConfigError(f"action term {name!r} has no scale for {missing}")
+            with naming("action", name):
+                found, scale = _driven(term, names)
+                taken = [names[i] for i in found if i in ids]
+                if taken:
+                    raise ConfigError(f"it drives {taken}, as an earlier term does")
             home = isinstance(term, JointPositionActionCfg) and term.use_default_offset
             recalls.append(Recall(width=len(found), delay=term))
             ids += found
-            scales += [by_id[i] for i in found]
+            scales += scale
             offsets += [float(env.backend.default_ctrl[i]) if home else 0.0 for i in found]
         device = env.device
         self._ids = torch.tensor(ids, device=device)
@@ -138,3 +130,20 @@ class ActionManager:
         ):
             lines.append(f"  {name:<28} {offset:+.3f} + {scale:.3f} a")
         return "\n".join(lines)
+
+
+def _driven(term: ActionTermCfg, names: list[str]) -> tuple[list[int], list[float]]:
+    """Actuators that a term drives, of those in the model, and the scale of each."""
+    term.check_delay("it")
+    found = find_names(term.actuator_names, names, "actuator")
+    scale = term.scale if isinstance(term.scale, dict) else {".*": term.scale}
+    for value in scale.values():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+            raise ConfigError(f"scale is {term.scale!r}: give finite numbers")
+    by_id = {
+        i: float(value) for p, value in scale.items() for i in find_names([p], names, "actuator")
+    }
+    missing = [names[i] for i in found if i not in by_id]
+    if missing:
+        raise ConfigError(f"there is no scale for {missing}")
+    return found, [by_id[i] for i in found]

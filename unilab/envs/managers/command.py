@@ -12,7 +12,7 @@ from torch import Tensor
 
 from unilab.envs.finite import require_finite
 from unilab.envs.managers.countdown import Countdown
-from unilab.envs.managers.term import check_scalar
+from unilab.envs.managers.term import check_scalar, naming
 from unilab.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -85,7 +85,12 @@ class CommandManager:
 
     def __init__(self, cfg: Mapping[str, CommandTermCfg], env: ManagerBasedRlEnv) -> None:
         self._env = env
-        self._terms = {name: term.build(env) for name, term in cfg.items()}
+        self._terms: dict[str, CommandTerm] = {}
+        self.reads: dict[str, dict[tuple[str, str], None]] = {}
+        """What each command declared, as the scene keeps it."""
+        for name, term in cfg.items():
+            with naming("command", name), env.scene.declaring() as self.reads[name]:
+                self._terms[name] = term.build(env)
         self.metric_names: list[str] = []
         """``<command>/<name>`` of every metric."""
         self.metric_sums = torch.zeros(0, env.num_envs, device=env.device)
@@ -97,17 +102,22 @@ class CommandManager:
         Raises:
             ConfigError: a metric of another shape or type.
         """
-        for name, value in self._metrics().items():
-            check_scalar(self._env, "command metric", name, value)
-            self.metric_names.append(name)
+        for name, term in self._terms.items():
+            with naming("command", name), self._env.scene.showing(self.reads[name]):
+                values = self._metrics_of(name, term)
+            for metric, value in values.items():
+                check_scalar(self._env, "command metric", metric, value)
+                self.metric_names.append(metric)
 
     def _metrics(self) -> dict[str, Tensor]:
+        values: dict[str, Tensor] = {}
+        for name, term in self._terms.items():
+            values |= self._metrics_of(name, term)
+        return values
+
+    def _metrics_of(self, name: str, term: CommandTerm) -> dict[str, Tensor]:
         with torch.inference_mode():
-            return {
-                f"{name}/{key}": value
-                for name, term in self._terms.items()
-                for key, value in term.metrics().items()
-            }
+            return {f"{name}/{key}": value for key, value in term.metrics().items()}
 
     @property
     def terms(self) -> Mapping[str, CommandTerm]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from unilab.envs.managers.term import bind_term
+from unilab.envs.managers.term import Term, bind_term
 from unilab.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -46,7 +46,9 @@ class CurriculumManager:
 
     def prepare(self) -> None:
         """Run every term once for no environment, so that a bad one fails now."""
-        self.compute(torch.zeros(0, dtype=torch.int64, device=self._env.device))
+        nobody = torch.zeros(0, dtype=torch.int64, device=self._env.device)
+        for term in self._terms:
+            self._log(term, term.first(self._env, nobody))
 
     def compute(self, rows: Tensor) -> None:
         """Run the terms for environments whose episode ends.
@@ -57,19 +59,21 @@ class CurriculumManager:
             ConfigError: a term returned something that cannot be logged.
         """
         for term in self._terms:
-            value = term(self._env, rows)
-            if value is None:
-                continue
-            values = value if isinstance(value, dict) else {"": value}
-            for key, number in values.items():
-                tag = f"{term.name}/{key}" if key else term.name
-                try:
-                    self._state[tag] = float(number)
-                except (TypeError, ValueError, RuntimeError) as error:
-                    raise ConfigError(
-                        f"curriculum term {term.name!r} returned {value!r}: expected a number, a "
-                        "dict of numbers or None"
-                    ) from error
+            self._log(term, term(self._env, rows))
+
+    def _log(self, term: Term, value: Any) -> None:
+        if value is None:
+            return
+        values = value if isinstance(value, dict) else {"": value}
+        for key, number in values.items():
+            tag = f"{term.name}/{key}" if key else term.name
+            try:
+                self._state[tag] = float(number)
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise ConfigError(
+                    f"curriculum term {term.name!r} returned {value!r}: expected a number, a "
+                    "dict of numbers or None"
+                ) from error
 
     @property
     def metrics(self) -> dict[str, float]:

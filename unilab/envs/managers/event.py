@@ -79,7 +79,7 @@ class EventManager:
         for term in self._terms["startup"]:
             scene.stage_current(everyone)
             try:
-                term(env, everyone)
+                term.first(env, everyone)
                 scene.validate_staged()
                 scene.commit_staged()
             finally:
@@ -92,11 +92,13 @@ class EventManager:
         before = env.generator.get_state()
         try:
             scene.stage_reset(everyone)
-            self.stage_reset(everyone)
+            with torch.inference_mode():
+                for term in self._terms["reset"]:
+                    term.first(env, everyone)
             scene.validate_staged()
             for term in self._terms["interval"]:
                 scene.stage_current(everyone)
-                term(env, everyone)
+                term.first(env, everyone)
                 scene.validate_staged()
         finally:
             scene.discard_staged()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from unilab.envs.finite import require_finite
-from unilab.envs.managers.term import bind_term, check_scalar, evaluate
+from unilab.envs.managers.term import bind_term, check_scalar, evaluate, first_values
 
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
@@ -47,7 +47,7 @@ class MetricsManager:
                 an episode begins.
         """
         self._sums = sums
-        for term, value in zip(self._terms, evaluate(self._terms, self._env), strict=True):
+        for term, value in zip(self._terms, first_values(self._terms, self._env), strict=True):
             check_scalar(self._env, "metrics", term.name, value)
 
     def compute(self) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from unilab.envs.finite import bad_rows, is_finite, non_finite
 from unilab.envs.managers.delay import DelayBuffer, DelayCfg, Recall
-from unilab.envs.managers.term import Term, bind_term, check_value, evaluate
+from unilab.envs.managers.term import Term, bind_term, check_value, evaluate, first_values
 from unilab.errors import ConfigError, NonFiniteError, did_you_mean
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class ObservationManager:
 
     def prepare(self) -> None:
         """Measure the terms once and freeze scales, clips and noise; call after the first read."""
-        values = evaluate(self._terms, self._env)
+        values = first_values(self._terms, self._env)
         for group, cfg in self._cfg.items():
             widths, columns, recalls = {}, [], {}
             for (name, term), pick in zip(cfg.terms.items(), self._picks[group], strict=True):

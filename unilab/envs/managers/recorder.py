@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from unilab.envs.managers.term import Term, bind_term, check_value, evaluate
+from unilab.envs.managers.term import Term, bind_term, check_value, evaluate, first_values
 from unilab.envs.recording import EpisodeFolder, RecordingCfg
 from unilab.errors import ConfigError, did_you_mean
 
@@ -91,7 +91,7 @@ class RecorderManager:
     def prepare(self) -> None:
         """Evaluate each term once and make room for what it shows; call after the first read."""
         for mode, terms in self._terms.items():
-            for term, value in zip(terms, evaluate(terms, self._env), strict=True):
+            for term, value in zip(terms, first_values(terms, self._env), strict=True):
                 check_value(self._env, "recorder", term.name, value, "[num_envs, ...]")
                 shape = value.shape[1:]
                 if mode.endswith("step"):

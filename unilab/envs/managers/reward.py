@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from unilab.envs.finite import bad_rows, is_finite, non_finite
-from unilab.envs.managers.term import bind_term, check_scalar, evaluate
+from unilab.envs.managers.term import bind_term, check_scalar, evaluate, first_values
 from unilab.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class RewardManager:
                 owner when an episode begins.
         """
         self.episode_sums = episode_sums
-        for term, value in zip(self._terms, evaluate(self._terms, self._env), strict=True):
+        for term, value in zip(self._terms, first_values(self._terms, self._env), strict=True):
             check_scalar(self._env, "reward", term.name, value)
 
     def compute(self) -> Tensor:

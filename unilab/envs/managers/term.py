@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from unilab.envs.entity import SceneEntityCfg
 from unilab.envs.finite import bad_rows, is_finite
-from unilab.errors import ConfigError, NonFiniteError, did_you_mean
+from unilab.errors import CapabilityError, ConfigError, NonFiniteError, did_you_mean
 
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
@@ -80,12 +81,27 @@ class ManagerTermBase(ABC):
 class Term:
     """A term function with its parameters bound and its entities resolved."""
 
+    kind: str
     name: str
     func: Callable[..., Any]
     params: dict[str, Any]
+    reads: Mapping[tuple[str, str], None] = field(default_factory=dict)
+    """What it declared, as the scene keeps it."""
 
     def __call__(self, env: ManagerBasedRlEnv, *args: Any) -> Any:
         return self.func(env, *args, **self.params)
+
+    def first(self, env: ManagerBasedRlEnv, *args: Any) -> Any:
+        """A call at construction: the term sees only what it declared, and errors name it.
+
+        What a command that its parameters name declared counts as its own.
+        """
+        shown = dict(self.reads)
+        for value in self.params.values():
+            if isinstance(value, str):
+                shown |= env.command_manager.reads.get(value, {})
+        with naming(self.kind, self.name), env.scene.showing(shown):
+            return self(env, *args)
 
     def reset(self, rows: Tensor) -> None:
         """Let a term with a memory begin the episodes of some environments."""
@@ -120,46 +136,104 @@ def bind_term(
         ConfigError: an unknown or missing parameter, entity, joint pattern or field.
         CapabilityError: a sensor or field that the model does not have.
     """
-    scene, func, params = env.scene, cfg.func, cfg.params
+    with naming(kind, name), env.scene.declaring() as reads:
+        func, bound = _bind(env, cfg, leading)
+    term = Term(kind, name, func, bound, reads)
+    env.terms.append(term)
+    return term
+
+
+@contextmanager
+def naming(kind: str, name: str) -> Iterator[None]:
+    """Make every error that leaves the block at construction name the term.
+
+    Args:
+        kind: what the term is ("reward", ...).
+        name: its name in its manager.
+    """
     label = f"{kind} term {name!r}"
+    try:
+        yield
+    except (ConfigError, CapabilityError) as error:
+        if label in str(error):
+            raise
+        raise type(error)(f"{label}: {error}") from error
+    except Exception as error:  # a mistake in the term's own code keeps its type and place
+        error.add_note(f"(while {label} was built or first evaluated)")
+        raise
+
+
+def _bind(
+    env: ManagerBasedRlEnv, cfg: TermCfg, leading: int
+) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """A term's function and parameters, with the scene told of what it reads and writes."""
+    scene, func = env.scene, cfg.func
+    memory = func if isinstance(func, type) else None
+    bound = _bound_parameters(cfg, leading)
+    for key, value in bound.items():
+        if isinstance(value, SceneEntityCfg):
+            if key not in cfg.params and value.name not in scene.entities and scene.entities:
+                first = next(iter(scene.entities))
+                raise ConfigError(
+                    f"the scene has no entity {value.name!r}; it has {sorted(scene.entities)}: "
+                    f"give {key}=SceneEntityCfg({first!r})"
+                )
+            bound[key] = scene.resolve(value)
+            for name in getattr(func, "reads_fields", ()):
+                scene.declare(value.name, name)
+    for name in getattr(func, "writes_fields", ()):
+        scene.declare_field(name)
+    for name in getattr(func, "reads_sensors", ()):
+        if name not in bound:
+            raise ConfigError(
+                f"@reads(sensors={name!r}) names no parameter{did_you_mean(name, bound)}: it takes "
+                "the name of the parameter that holds the sensors' names"
+            )
+        value = bound[name]
+        if not isinstance(value, str | Iterable):
+            raise ConfigError(f"{name} is {value!r}: expected names of sensors")
+        for sensor in (value,) if isinstance(value, str) else value:
+            scene.declare_sensor(sensor)
+    if memory is not None:
+        func = memory(replace(cfg, params=bound), env)  # type: ignore[type-var]
+    return func, bound
+
+
+def _bound_parameters(cfg: TermCfg, leading: int) -> dict[str, Any]:
+    """Every parameter of a term by name: as given, or its default."""
+    func, params = cfg.func, cfg.params
     if not callable(func):
-        raise ConfigError(f"{label}: func is {func!r}, expected a function of the environment")
+        raise ConfigError(f"func is {func!r}, expected a function of the environment")
+    if not isinstance(params, Mapping):
+        raise ConfigError(f"params is {params!r}: expected a dict of keyword parameters")
     memory = func if isinstance(func, type) else None
     if memory is not None and not issubclass(memory, ManagerTermBase):
-        raise ConfigError(f"{label}: the class {memory.__name__} is no ManagerTermBase: derive it")
+        raise ConfigError(f"the class {memory.__name__} is no ManagerTermBase: derive it")
+    title = getattr(func, "__name__", repr(func))
     called = func if memory is None else memory.__call__
     first = leading if memory is None else leading + 1
     accepted = list(inspect.signature(called).parameters.values())[first:]
     names = [p.name for p in accepted]
     for key in params:
         if key not in names:
-            raise ConfigError(
-                f"{label}: {func.__name__} has no parameter {key!r}{did_you_mean(key, names)}"
-            )
+            raise ConfigError(f"{title} has no parameter {key!r}{did_you_mean(key, names)}")
     bound: dict[str, Any] = {}
     for parameter in accepted:
-        if parameter.name in params:
-            bound[parameter.name] = params[parameter.name]
-        elif parameter.default is not inspect.Parameter.empty:
-            bound[parameter.name] = parameter.default
-        else:
-            raise ConfigError(f"{label}: {func.__name__} needs the parameter {parameter.name!r}")
-    for key, value in bound.items():
-        if isinstance(value, SceneEntityCfg):
-            bound[key] = scene.resolve(value)
-            for field in getattr(func, "reads_fields", ()):
-                scene.declare(value.name, field)
-    for field in getattr(func, "writes_fields", ()):
-        scene.declare_field(field)
-    for parameter_name in getattr(func, "reads_sensors", ()):
-        value = bound[parameter_name]
-        for sensor in (value,) if isinstance(value, str) else value:
-            scene.declare_sensor(sensor)
-    if memory is not None:
-        func = memory(replace(cfg, params=bound), env)  # type: ignore[type-var]
-    term = Term(name, func, bound)
-    env.terms.append(term)
-    return term
+        key = parameter.name
+        if key not in params and parameter.default is inspect.Parameter.empty:
+            raise ConfigError(f"{title} needs the parameter {key!r}")
+        value = bound[key] = params.get(key, parameter.default)
+        of_entity = isinstance(parameter.default, SceneEntityCfg)
+        if of_entity and not isinstance(value, SceneEntityCfg):
+            given = repr(value) if isinstance(value, str) else "..."
+            raise ConfigError(f"{key} is {value!r}: expected SceneEntityCfg({given})")
+    return bound
+
+
+def first_values(terms: Sequence[Term], env: ManagerBasedRlEnv) -> list[Any]:
+    """As :func:`evaluate`, at construction: see :meth:`Term.first`."""
+    with torch.inference_mode():
+        return [term.first(env) for term in terms]
 
 
 def evaluate(terms: Sequence[Term], env: ManagerBasedRlEnv) -> list[Any]:

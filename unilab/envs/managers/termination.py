@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from unilab.envs.managers.term import bind_term, check_value, evaluate
+from unilab.envs.managers.term import bind_term, check_value, evaluate, first_values
 
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
@@ -57,7 +57,7 @@ class TerminationManager:
             causes: ``[num_terms, num_envs]``, where to keep what fired until an episode begins.
         """
         self._causes = causes
-        for term, value in zip(self._terms, evaluate(self._terms, self._env), strict=True):
+        for term, value in zip(self._terms, first_values(self._terms, self._env), strict=True):
             check_value(
                 self._env,
                 "termination",

@@ -3,6 +3,7 @@
 import pickle
 
 import pytest
+import torch
 
 from unilab import errors
 
@@ -49,3 +50,31 @@ def test_several_near_names_are_offered_nearest_first():
 @pytest.mark.parametrize("options", [[], ["elbow", "wrist"]])
 def test_nothing_is_offered_when_nothing_is_near(options):
     assert errors.did_you_mean("qqq", options) == ""
+
+
+def unreadable(path):
+    with pytest.raises(Exception) as caught:
+        torch.load(path, weights_only=True)
+    return caught.value
+
+
+def test_a_file_with_code_is_described_without_the_advice_to_run_it(tmp_path):
+    torch.save(torch.nn.Linear(1, 1), tmp_path / "module.pt")
+    assert errors.why_unreadable(unreadable(tmp_path / "module.pt")) == (
+        "it holds more than tensors and plain values: "
+        "Unsupported global: GLOBAL torch.nn.modules.linear.Linear"
+    )
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+def test_a_bare_pickle_is_described_without_the_advice_to_run_it(tmp_path):
+    (tmp_path / "bare.pt").write_bytes(pickle.dumps(print))
+    described = errors.why_unreadable(unreadable(tmp_path / "bare.pt"))
+    assert described.startswith("it holds more than tensors and plain values: Unsupported operand")
+    assert "\n" not in described and "weights_only" not in described
+
+
+def test_an_unreadable_file_without_a_reason_is_described_by_the_errors_kind(tmp_path):
+    (tmp_path / "empty.pt").touch()
+    assert errors.why_unreadable(unreadable(tmp_path / "empty.pt")) == "EOFError"
+    assert errors.why_unreadable(OSError("no space")) == "no space"

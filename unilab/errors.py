@@ -16,6 +16,7 @@ __all__ = [
     "PlacementError",
     "UnilabError",
     "did_you_mean",
+    "why_unreadable",
 ]
 
 
@@ -76,3 +77,17 @@ def did_you_mean(name: str, options: Iterable[str]) -> str:
     """
     near = difflib.get_close_matches(str(name), [str(o) for o in options], n=3, cutoff=0.5)
     return f" (did you mean {' or '.join(map(repr, near))}?)" if near else ""
+
+
+def why_unreadable(error: BaseException) -> str:
+    """What is wrong with a file that PyTorch refused, without its advice.
+
+    PyTorch recommends ``weights_only=False``, which would run the code in the file.
+    """
+    text = str(error).strip() or type(error).__name__
+    before, refused, advice = text.partition("Weights only load failed")
+    if not refused:
+        return text
+    detail = advice.partition("WeightsUnpickler error:")[2].strip().partition("\n")[0]
+    detail = detail.partition(" was not an allowed global")[0]
+    return f"{before}it holds more than tensors and plain values{detail and f': {detail}'}"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from unilab.backends import MujocoBackend, SimBackend
-from unilab.errors import ConfigError, NonFiniteError
+from unilab.errors import ConfigError, NonFiniteError, why_unreadable
 
 DUMP_VERSION = 2
 
@@ -110,7 +110,7 @@ def load_dump(path: str | Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise ConfigError(f"there is no dump at {path}") from error
     except Exception as error:
-        raise ConfigError(f"{path} is no dump of the NaN guard: {error}") from error
+        raise ConfigError(f"{path} is no dump of the NaN guard: {why_unreadable(error)}") from error
     version = content.get("version") if isinstance(content, dict) else None
     if version != DUMP_VERSION:
         raise ConfigError(f"{path} is a dump of version {version!r}: expected {DUMP_VERSION}")

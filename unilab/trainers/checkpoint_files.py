@@ -12,7 +12,7 @@ import torch
 from torchrl.checkpoint import Checkpoint, CheckpointAdapter
 from torchrl.checkpoint import CheckpointError as TorchRLCheckpointError
 
-from unilab.errors import CheckpointError
+from unilab.errors import CheckpointError, why_unreadable
 
 __all__ = ["as_checkpoint", "newest", "read_identity", "read_states"]
 
@@ -130,6 +130,6 @@ def _sha256(file: Path) -> str:
 
 def _damaged(path: Path, error: BaseException) -> CheckpointError:
     return CheckpointError(
-        f"checkpoint {path} is damaged or is no checkpoint ({error}): remove it to continue from "
-        "the one before, if there is one; otherwise start a new run"
+        f"checkpoint {path} is damaged or is no checkpoint ({why_unreadable(error)}): remove it to "
+        "continue from the one before, if there is one; otherwise start a new run"
     )

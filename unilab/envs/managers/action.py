@@ -68,10 +68,12 @@ class ActionManager:
         recalls: list[Recall] = []
         for name, term in cfg.items():
             with naming("action", name):
-                found, scale = _driven(term, names)
+                found, scale = _driven(name, term, names)
                 taken = [names[i] for i in found if i in ids]
                 if taken:
-                    raise ConfigError(f"it drives {taken}, as an earlier term does")
+                    raise ConfigError(
+                        f"action term {name!r} drives {taken}, as an earlier term does"
+                    )
             home = isinstance(term, JointPositionActionCfg) and term.use_default_offset
             recalls.append(Recall(width=len(found), delay=term))
             ids += found
@@ -132,18 +134,19 @@ class ActionManager:
         return "\n".join(lines)
 
 
-def _driven(term: ActionTermCfg, names: list[str]) -> tuple[list[int], list[float]]:
+def _driven(name: str, term: ActionTermCfg, names: list[str]) -> tuple[list[int], list[float]]:
     """Actuators that a term drives, of those in the model, and the scale of each."""
-    term.check_delay("it")
+    label = f"action term {name!r}"
+    term.check_delay(label)
     found = find_names(term.actuator_names, names, "actuator")
     scale = term.scale if isinstance(term.scale, dict) else {".*": term.scale}
     for value in scale.values():
         if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
-            raise ConfigError(f"scale is {term.scale!r}: give finite numbers")
+            raise ConfigError(f"{label} has scale {term.scale!r}: give numbers")
     by_id = {
         i: float(value) for p, value in scale.items() for i in find_names([p], names, "actuator")
     }
     missing = [names[i] for i in found if i not in by_id]
     if missing:
-        raise ConfigError(f"there is no scale for {missing}")
+        raise ConfigError(f"{label} has no scale for {missing}")
     return found, [by_id[i] for i in found]

@@ -113,7 +113,7 @@ def test_a_file_that_is_no_dump_is_refused(tmp_path, capsys):
     with pytest.raises(ConfigError, match="is no dump of the NaN guard"):
         replay_dump(path)
     torch.save(torch.nn.Linear(1, 1), path)
-    with pytest.raises(ConfigError, match="no dump of .*: it holds more than tensors .*Linear$"):
+    with pytest.raises(ConfigError, match=r"no dump of .*: it holds more than tensors .*Linear$"):
         replay_dump(path)
     torch.save({"version": 7}, path)
     with pytest.raises(ConfigError, match="is a dump of version 7: expected 2"):

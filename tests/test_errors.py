@@ -35,7 +35,7 @@ def test_every_kind_survives_the_way_from_another_process(name):
 
 
 def test_everything_public_is_listed():
-    assert set(errors.__all__) == {"UnilabError", "did_you_mean", *KINDS}
+    assert set(errors.__all__) == {"UnilabError", "did_you_mean", "why_unreadable", *KINDS}
 
 
 def test_the_nearest_name_is_offered():

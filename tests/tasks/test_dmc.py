@@ -120,7 +120,7 @@ def test_the_interface_is_dm_controls(task: str) -> None:
 
 @pytest.mark.parametrize("task", ["dmc/humanoid-run", "dmc/cheetah-run", "dmc/dog-run"])
 def test_selected_rows_begin_anew_and_the_others_go_on(task: str) -> None:
-    env = make(task, num_envs=3, max_episode_steps=1000)
+    env = make(task, num_envs=3)
     data = env.rollout(5)[:, -1]["next"]
     last = data["obs"].clone()
     state = env.backend.get_replay_state().clone()
@@ -144,7 +144,7 @@ def test_no_episode_begins_within_something(task: str) -> None:
 
 
 def test_the_time_limit_truncates() -> None:
-    env = make("dmc/walker-walk", max_episode_steps=2)
+    env = make("dmc/walker-walk", episode_length_s=0.05)
     data = env.rollout(2, break_when_any_done=False)["next"]
     env.close()
 

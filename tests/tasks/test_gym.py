@@ -191,7 +191,7 @@ def test_a_reset_leaves_the_other_rows_alone_and_forgets_contacts() -> None:
 
 @every_task
 def test_the_time_limit_truncates(task: str) -> None:
-    env = make(task, max_episode_steps=3)
+    env = make(task, episode_length_s=3 * make(task).step_dt)
     data = env.rollout(3, break_when_any_done=False)["next"]
     env.close()
 
@@ -211,7 +211,7 @@ def test_first_episodes_may_begin_at_random_points_of_their_time() -> None:
 
 
 def test_episode_metrics_add_up_to_the_return() -> None:
-    env = make("gym/Ant-v5", max_episode_steps=20)
+    env = make("gym/Ant-v5", episode_length_s=1.0)
     total = env.rollout(20, break_when_any_done=False)["next", "reward"].sum(1).mean().item()
     env.reset()
     metrics = env.drain_metrics()
@@ -250,7 +250,7 @@ def test_its_factory_travels_to_another_process() -> None:
         ("Hopper", {"helthy_reward": 1.0}, r"no 'helthy_reward' \(did you mean 'healthy_reward'"),
         ("HalfCheetah", {"healthy_reward": 1.0}, r"the task has no 'healthy_reward'"),
         ("HalfCheetah", {"reset_noise_scale": -0.1}, r"reset_noise_scale is -0.1: give at least 0"),
-        ("HalfCheetah", {"max_episode_steps": 0}, r"max_episode_steps is 0: give at least 1"),
+        ("HalfCheetah", {"episode_length_s": 0}, r"episode_length_s is 0.0: give more than 0"),
         (
             "Ant",
             {"healthy_z_range": [1.0, 0.2]},

@@ -9,6 +9,8 @@ import mujoco
 import torch
 
 from unilab.backends import MujocoBackend
+from unilab.backends.base import JointInfo
+from unilab.cli.runs import RobotEnv
 from unilab.envs import ManagerBasedRlEnv, mdp
 from unilab.envs.rotations import rotate_inverse
 from unilab.errors import CapabilityError
@@ -22,7 +24,7 @@ _ACTUAL = (0.15, 0.35, 0.95, 1.0)
 _ABOVE, _LENGTH, _SHORTEST = 0.35, 0.5, 0.05
 
 
-def mj_model(env: ManagerBasedRlEnv) -> mujoco.MjModel:
+def mj_model(env: RobotEnv) -> mujoco.MjModel:
     """The model behind an environment.
 
     Raises:
@@ -36,7 +38,7 @@ def mj_model(env: ManagerBasedRlEnv) -> mujoco.MjModel:
     return env.backend.mj_model
 
 
-def views(env: ManagerBasedRlEnv, rows: int) -> list[View]:
+def views(env: RobotEnv, rows: int) -> list[View]:
     """The first robots of an environment as they are now.
 
     A robot with a free root that follows a planar velocity gets two arrows: green for the command,
@@ -49,12 +51,7 @@ def views(env: ManagerBasedRlEnv, rows: int) -> list[View]:
         for i, seconds in enumerate((env.episode_length[:rows] * env.step_dt).tolist())
     ]
     arrows: list[list[Arrow]] = [[] for _ in range(rows)]
-    commands = [
-        term.command[:rows].double().cpu()
-        for term in env.command_manager.terms.values()
-        if isinstance(term, mdp.UniformVelocityCommand)
-    ]
-    roots = [e.root_joint for e in env.scene.entities.values() if e.root_joint is not None]
+    commands, roots = _commands(env, rows)
     if commands and roots:
         pose, velocity = qpos[:, roots[0].qpos], state["qvel"][:rows, roots[0].qvel]
         own = torch.cat((rotate_inverse(pose[:, 3:], velocity[:, :3])[:, :2], velocity[:, 5:]), 1)
@@ -70,6 +67,19 @@ def views(env: ManagerBasedRlEnv, rows: int) -> list[View]:
         View(qpos=qpos[i].numpy().copy(), arrows=arrows[i], title="\n".join(titles[i]))
         for i in range(rows)
     ]
+
+
+def _commands(env: RobotEnv, rows: int) -> tuple[list[torch.Tensor], list[JointInfo]]:
+    """Commanded planar velocities ``[rows, 3]``, and the free joints of what may follow them."""
+    if not isinstance(env, ManagerBasedRlEnv):
+        return [], []
+    commands = [
+        term.command[:rows].double().cpu()
+        for term in env.command_manager.terms.values()
+        if isinstance(term, mdp.UniformVelocityCommand)
+    ]
+    roots = [e.root_joint for e in env.scene.entities.values() if e.root_joint is not None]
+    return commands, roots
 
 
 def _arrow(pose: Any, planar: list[float], height: float, colour: Any) -> list[Arrow]:

@@ -15,8 +15,7 @@ from tqdm import tqdm
 
 from unilab.cli.pictures import mj_model, views
 from unilab.cli.rollout import Episode, play_episodes
-from unilab.cli.runs import TrainedTask, check_widths
-from unilab.envs import ManagerBasedRlEnv
+from unilab.cli.runs import RobotEnv, TrainedTask, check_widths
 from unilab.errors import ConfigError
 from unilab.export import OnnxPolicy
 from unilab.modules import FlashSACPolicy, actor_semantics
@@ -104,9 +103,7 @@ def _widths(policy: TensorDictModuleBase) -> tuple[int, int]:
 
 
 @contextlib.contextmanager
-def _filmed(
-    env: ManagerBasedRlEnv, path: Path, size: tuple[int, int]
-) -> Iterator[Callable[[], bool]]:
+def _filmed(env: RobotEnv, path: Path, size: tuple[int, int]) -> Iterator[Callable[[], bool]]:
     """A function that films a control step; the file is complete when the block ends."""
     from unilab.record.renderer import TiledRenderer
 

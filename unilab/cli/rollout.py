@@ -10,7 +10,7 @@ import torch
 from tensordict.nn import TensorDictModuleBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type, step_mdp
 
-from unilab.envs import ManagerBasedRlEnv
+from unilab.cli.runs import RobotEnv
 
 __all__ = ["Episode", "play_episodes"]
 
@@ -31,7 +31,7 @@ class Episode:
 
 
 def play_episodes(
-    env: ManagerBasedRlEnv,
+    env: RobotEnv,
     policy: TensorDictModuleBase,
     *,
     on_step: Callable[[], bool] | None = None,
@@ -64,16 +64,13 @@ def play_episodes(
     return [finished[robot] for robot in range(env.num_envs)]
 
 
-def _episode(env: ManagerBasedRlEnv, robot: int) -> Episode:
-    rewards, terminations = env.reward_manager, env.termination_manager
-    sums = rewards.episode_sums[:, robot].tolist()
+def _episode(env: RobotEnv, robot: int) -> Episode:
+    sums, causes = env.episode_so_far(robot)
     seconds = int(env.episode_length[robot]) * env.step_dt
-    fired = terminations.term_dones[:, robot].tolist()
-    causes = [name for name, on in zip(terminations.term_names, fired, strict=True) if on]
     return Episode(
         robot=robot,
-        total=sum(sums),
+        total=sum(sums.values()),
         seconds=seconds,
         ended_by=", ".join(causes),
-        terms={n: value / seconds for n, value in zip(rewards.term_names, sums, strict=True)},
+        terms={name: value / seconds for name, value in sums.items()},
     )

@@ -9,10 +9,14 @@ from typing import Any
 
 from unilab import registry
 from unilab.envs import ManagerBasedRlEnv
-from unilab.errors import CheckpointError, ConfigError
+from unilab.errors import CapabilityError, CheckpointError, ConfigError
 from unilab.record import RunFolder
+from unilab.tasks.ported import PortedEnv
 
-__all__ = ["TrainedTask", "check_widths"]
+__all__ = ["RobotEnv", "TrainedTask", "check_widths"]
+
+RobotEnv = ManagerBasedRlEnv | PortedEnv
+"""What can be played and exported."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class TrainedTask:
 
     def make_env(
         self, *, num_envs: int, seed: int, overrides: Mapping[str, Any] | None = None
-    ) -> ManagerBasedRlEnv:
+    ) -> RobotEnv:
         """The task's environment as the run had it.
 
         Args:
@@ -58,11 +62,16 @@ class TrainedTask:
         Raises:
             ConfigError: the task is not registered, or has changed so that the overrides do not
                 fit.
+            CapabilityError: it is an environment of another kind than the library's own.
         """
         # Episodes that began at random points of their time suit training only.
         merged = {**self.overrides, "init_at_random_ep_len": False, **(overrides or {})}
         env = registry.make(self.name, num_envs=num_envs, seed=seed, overrides=merged)
-        assert isinstance(env, ManagerBasedRlEnv)
+        if not isinstance(env, RobotEnv):
+            raise CapabilityError(
+                f"{self.name} is a {type(env).__name__}, which the command line cannot play or "
+                "export: use unilab.trainers.load_play_actor and your own loop"
+            )
         return env
 
 
@@ -81,7 +90,7 @@ def _find(path: Path) -> tuple[Path, RunFolder]:
     )
 
 
-def check_widths(env: ManagerBasedRlEnv, obs_dim: int, action_dim: int, what: str) -> None:
+def check_widths(env: RobotEnv, obs_dim: int, action_dim: int, what: str) -> None:
     """Checks that a policy fits the task as it is now.
 
     Raises:

@@ -9,7 +9,7 @@ import warnings
 import mujoco
 
 from unilab.cli.pictures import mj_model, views
-from unilab.envs import ManagerBasedRlEnv
+from unilab.cli.runs import RobotEnv
 from unilab.errors import CapabilityError
 from unilab.record.renderer import draw_arrows, follow_root
 
@@ -26,7 +26,7 @@ class LiveViewer:
         CapabilityError: there is no display to open a window on.
     """
 
-    def __init__(self, env: ManagerBasedRlEnv) -> None:
+    def __init__(self, env: RobotEnv) -> None:
         _require_display()
         import mujoco.viewer
 

@@ -187,6 +187,18 @@ class ManagerBasedRlEnv(TorchEnv):
     def obs_groups_spec(self) -> dict[str, int]:
         return self.observation_manager.groups_spec
 
+    def episode_so_far(self, row: int) -> tuple[dict[str, float], list[str]]:
+        """What a row's episode has come to, before it is reset.
+
+        Returns:
+            the sums of the reward's terms, and the termination terms that fired.
+        """
+        rewards, terminations = self.reward_manager, self.termination_manager
+        sums = rewards.episode_sums[:, row].tolist()
+        fired = terminations.term_dones[:, row].tolist()
+        causes = [name for name, on in zip(terminations.term_names, fired, strict=True) if on]
+        return dict(zip(rewards.term_names, sums, strict=True)), causes
+
     def drain_metrics(self) -> dict[str, float]:
         """Means over the episodes that ended since the last call; empty if none did.
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import mujoco
 import torch
@@ -30,8 +30,8 @@ T = TypeVar("T")
 class PortedEnvCfg:
     """What every ported task can change."""
 
-    max_episode_steps: int = 1000
-    """Control steps until an episode is truncated."""
+    episode_length_s: float
+    """Seconds until an episode is truncated."""
     init_at_random_ep_len: bool = False
     """Whether the first episodes begin at random points of their time, so that time limits do not
     end all environments at once for ever after."""
@@ -39,8 +39,8 @@ class PortedEnvCfg:
     """Physics threads; 0 takes all cores."""
 
     def __post_init__(self) -> None:
-        if self.max_episode_steps < 1:
-            raise ConfigError(f"max_episode_steps is {self.max_episode_steps}: give at least 1")
+        if not self.episode_length_s > 0.0:
+            raise ConfigError(f"episode_length_s is {self.episode_length_s}: give more than 0")
 
 
 SUITES = {"dmc": "dm_control", "gym": "gymnasium"}
@@ -120,7 +120,7 @@ class PortedEnv(TorchEnv, Generic[Cfg]):
         super().__init__(num_envs=num_envs, device=device, seed=seed)
         self.backend = backend
         self.step_dt = self.decimation * backend.timestep
-        self.max_episode_length = cfg.max_episode_steps
+        self.max_episode_length = max(1, round(cfg.episode_length_s / self.step_dt))
         self.data = self._publish(backend.get_state_views())
         self._episodes = EpisodeSums(
             {
@@ -200,6 +200,27 @@ class PortedEnv(TorchEnv, Generic[Cfg]):
     @property
     def obs_groups_spec(self) -> dict[str, int]:
         return {"obs": self._width}
+
+    def episode_so_far(self, row: int) -> tuple[dict[str, float], list[str]]:
+        """What a row's episode has come to, before it is reset.
+
+        Returns:
+            the sums of the reward's terms, and what has ended it.
+        """
+        sums = self._episodes["Episode_Reward"][:, row].tolist()
+        ended = self._episodes["Episode_Termination"][:, row].tolist()
+        causes = [name for name, on in zip(("terminated", "time_out"), ended, strict=True) if on]
+        return dict(zip(self.reward_terms, sums, strict=True)), causes
+
+    def deployment_metadata(self) -> dict[str, Any]:
+        """What a program must know to run a policy of this task, as JSON values."""
+        space = self.action_spec.space
+        return {
+            "control_period": self.step_dt,
+            "action_joint_names": [actuator.joint for actuator in self.backend.actuators],
+            "action_low": space.low[0].tolist(),
+            "action_high": space.high[0].tolist(),
+        }
 
     def drain_metrics(self) -> dict[str, float]:
         """Means over the episodes that ended since the last call; empty if none did.

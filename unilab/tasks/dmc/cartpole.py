@@ -17,6 +17,7 @@ from unilab.tasks.dmc.rewards import tolerance
 class CartpoleCfg(DmcEnvCfg):
     """``dmc/cartpole-balance`` and ``dmc/cartpole-swingup``."""
 
+    episode_length_s: float = 10.0
     swing_up: bool
     """Whether the pole hangs at first."""
 

@@ -18,6 +18,8 @@ _SETTLING_STEPS = 200
 class CheetahCfg(MoveCfg):
     """``dmc/cheetah-run``."""
 
+    episode_length_s: float = 10.0
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self.must_move("cheetah")

@@ -15,12 +15,14 @@ from unilab.tasks.dmc.rewards import INF, tolerance
 
 _MIN_UPRIGHT = math.cos(math.radians(30.0))
 _STAND_HEIGHT_FRACTION = 0.9
-_SECONDS = 15.0
+_TIME_LIMIT = 15.0  # s, by which the suite sizes the floor
 
 
 @dataclass(frozen=True, kw_only=True)
 class DogCfg(MoveCfg):
     """``dmc/dog-stand``, ``dmc/dog-walk``, ``dmc/dog-trot`` and ``dmc/dog-run``."""
+
+    episode_length_s: float = 15.0
 
     def make(self, *, num_envs: int, device: torch.device | str, seed: int | None) -> Dog:
         """Build the environment."""
@@ -57,7 +59,7 @@ class Dog(DmcEnv[DogCfg]):
             spec.delete(spec.camera(name))
         for name in ("target", "wall_px", "wall_py", "wall_nx", "wall_ny"):
             spec.delete(spec.geom(name))
-        size = _SECONDS * (cfg.move_speed or 1.0)
+        size = _TIME_LIMIT * (cfg.move_speed or 1.0)
         spec.geom("floor").size = (size, size, 0.1)
 
     def _heights(self, data: Mapping[str, Tensor]) -> Tensor:

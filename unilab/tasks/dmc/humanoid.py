@@ -19,6 +19,8 @@ _LIMBS = ("left_hand", "left_foot", "right_hand", "right_foot")
 class HumanoidCfg(MoveCfg):
     """``dmc/humanoid-stand``, ``dmc/humanoid-walk`` and ``dmc/humanoid-run``."""
 
+    episode_length_s: float = 25.0
+
     def make(self, *, num_envs: int, device: torch.device | str, seed: int | None) -> Humanoid:
         """Build the environment."""
         return Humanoid(self, num_envs=num_envs, device=device, seed=seed)

@@ -19,6 +19,8 @@ _UPRIGHT = math.cos(math.radians(8.0))
 class PendulumCfg(DmcEnvCfg):
     """``dmc/pendulum-swingup``."""
 
+    episode_length_s: float = 20.0
+
     def make(self, *, num_envs: int, device: torch.device | str, seed: int | None) -> Pendulum:
         """Build the environment."""
         return Pendulum(self, num_envs=num_envs, device=device, seed=seed)

@@ -13,12 +13,14 @@ from torch import Tensor
 from unilab.tasks.dmc.env import DmcEnv, MoveCfg, Touching
 from unilab.tasks.dmc.rewards import INF, tolerance
 
-_SECONDS = 20.0
+_TIME_LIMIT = 20.0  # s, by which the suite sizes the floor
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuadrupedCfg(MoveCfg):
     """``dmc/quadruped-walk`` and ``dmc/quadruped-run``."""
+
+    episode_length_s: float = 20.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -55,7 +57,7 @@ class Quadruped(DmcEnv[QuadrupedCfg]):
         for sensor in list(spec.sensors):
             if sensor.type == mujoco.mjtSensor.mjSENS_RANGEFINDER:
                 spec.delete(sensor)
-        size = _SECONDS * cfg.move_speed
+        size = _TIME_LIMIT * cfg.move_speed
         spec.geom("floor").size = (size, size, 0.5)
 
     def _observation(self, data: Mapping[str, Tensor]) -> Tensor:

@@ -18,6 +18,8 @@ _STAND_HEIGHT = 1.2
 class WalkerCfg(MoveCfg):
     """``dmc/walker-stand``, ``dmc/walker-walk`` and ``dmc/walker-run``."""
 
+    episode_length_s: float = 25.0
+
     def make(self, *, num_envs: int, device: torch.device | str, seed: int | None) -> Walker:
         """Build the environment."""
         return Walker(self, num_envs=num_envs, device=device, seed=seed)

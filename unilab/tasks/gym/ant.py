@@ -16,6 +16,7 @@ from unilab.tasks.gym.env import HealthyCfg, check_range
 class AntCfg(HealthyCfg):
     """``gym/Ant-v5``."""
 
+    episode_length_s: float = 50.0
     ctrl_cost_weight: float = 0.5
     contact_cost_weight: float = 5e-4
     """Cost of the squared contact forces, summed over the bodies."""

@@ -15,6 +15,7 @@ from unilab.tasks.gym.env import GymEnv, GymEnvCfg
 class HalfCheetahCfg(GymEnvCfg):
     """``gym/HalfCheetah-v5``."""
 
+    episode_length_s: float = 50.0
     ctrl_cost_weight: float = 0.1
     reset_noise_scale: float = 0.1
 

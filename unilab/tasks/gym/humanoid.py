@@ -17,6 +17,7 @@ from unilab.tasks.gym.env import HealthyCfg, between, check_range
 class HumanoidCfg(HealthyCfg):
     """``gym/Humanoid-v5``."""
 
+    episode_length_s: float = 15.0
     forward_reward_weight: float = 1.25
     ctrl_cost_weight: float = 0.1
     contact_cost_weight: float = 5e-7

@@ -15,6 +15,7 @@ from unilab.tasks.gym.env import FallingEnv, HealthyCfg, between, check_range
 class Walker2dCfg(HealthyCfg):
     """``gym/Walker2d-v5``."""
 
+    episode_length_s: float = 8.0
     ctrl_cost_weight: float = 1e-3
     reset_noise_scale: float = 5e-3
     healthy_z_range: tuple[float, float] = (0.8, 2.0)

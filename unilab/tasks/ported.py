@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -132,7 +132,7 @@ class PortedEnv(TorchEnv, Generic[Cfg]):
         )
         self._staged: tuple[Tensor, dict[str, Tensor]] | None = None
         self._staggering = cfg.init_at_random_ep_len
-        self._width = self._observation(self.data).shape[1]
+        self._width = sum(block.shape[1] for block in self._observation(self.data))
         self._make_specs(len(backend.actuators))
         low, high = (
             torch.tensor(bound, dtype=torch.float32, device=self.device).expand(num_envs, -1)
@@ -143,8 +143,8 @@ class PortedEnv(TorchEnv, Generic[Cfg]):
     # What a task fills in -------------------------------------------------------------------------
 
     @abstractmethod
-    def _observation(self, data: Mapping[str, Tensor]) -> Tensor:
-        """``[n, width]`` float64 of the rows that ``data`` holds."""
+    def _observation(self, data: Mapping[str, Tensor]) -> Sequence[Tensor]:
+        """Blocks of columns ``[n, *]`` of the observation of the rows that ``data`` holds."""
 
     @abstractmethod
     def _rewards(self, action: Tensor) -> Sequence[Tensor]:
@@ -235,26 +235,23 @@ class PortedEnv(TorchEnv, Generic[Cfg]):
         action = action.cpu().double()
         self._before_step()
         self._advance(action)
+        host = torch.empty(self.num_envs * (self._width + len(self.reward_terms) + 2))
+        obs, outcome = self._unpacked(host)
+        _write_blocks(obs, self._observation(self.data))
         terms = torch.stack(tuple(self._rewards(action)), 1)
-        host = torch.cat(
-            (
-                self._observation(self.data),
-                terms.sum(1, keepdim=True),
-                terms,
-                self._terminated().double().unsqueeze(1),
-            ),
-            dim=1,
-        )
+        _write_blocks(outcome, (terms.sum(1, keepdim=True), self._terminated()[:, None], terms))
         if not is_finite(host):
-            found = host.split((self._width, 1, len(self.reward_terms), 1), 1)
-            bad = {name: bad_rows(found[i]) for i, name in enumerate(("observation", "reward"))}
+            bad = {"observation": bad_rows(obs), "reward": bad_rows(outcome)}
             raise non_finite("physics left non-finite values (in", bad)
-        self._packet = host.float().to(self.device)
+        self._obs, self._outcome = self._unpacked(host.to(self.device))
+
+    def _unpacked(self, packet: Tensor) -> tuple[Tensor, Tensor]:
+        """Of a packet: the observation, and columns of reward, terminated and reward terms."""
+        obs, outcome = packet.tensor_split((self.num_envs * self._width,))
+        return obs.view(self.num_envs, -1), outcome.view(self.num_envs, -1)
 
     def _evaluate(self) -> tuple[Tensor, Tensor, Tensor]:
-        _, reward, terms, terminated = self._packet.split(
-            (self._width, 1, len(self.reward_terms), 1), 1
-        )
+        reward, terminated, terms = self._outcome.split((1, 1, len(self.reward_terms)), 1)
         truncated = self.episode_length >= self.max_episode_length
         self._episodes.step()
         self._episodes["Episode_Reward"].add_(terms.T)
@@ -265,10 +262,10 @@ class PortedEnv(TorchEnv, Generic[Cfg]):
 
     def _observe(self, rows: Tensor | None = None) -> dict[str, Tensor]:
         if rows is None:
-            return {"obs": self._packet[:, : self._width].contiguous()}
-        ids = rows.cpu()
-        data = {name: view[ids] for name, view in self.data.items()}
-        return {"obs": self._observation(data).float().to(self.device)}
+            return {"obs": self._obs}
+        obs = torch.empty(rows.shape[0], self._width)
+        _write_blocks(obs, self._observation(Rows(self.data, rows.cpu())))
+        return {"obs": obs.to(self.device)}
 
     def _stage_reset(self, rows: Tensor) -> None:
         self._staged = rows.cpu(), self._initial_state(rows.shape[0])
@@ -290,3 +287,26 @@ class PortedEnv(TorchEnv, Generic[Cfg]):
         super().close(raise_if_closed=raise_if_closed)
         self.data = {}
         self.backend.close()
+
+
+class Rows(Mapping[str, Tensor]):
+    """Some rows of tensors, taken when they are asked for."""
+
+    def __init__(self, data: Mapping[str, Tensor], rows: Tensor) -> None:
+        self._data, self._rows = data, rows
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._data[name][self._rows]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._data)
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+
+def _write_blocks(target: Tensor, blocks: Sequence[Tensor]) -> None:
+    """Fill the columns of a float32 tensor, each block in one pass over its memory."""
+    parts = target.split([block.shape[1] for block in blocks], 1)
+    for part, block in zip(parts, blocks, strict=True):
+        part.copy_(block)

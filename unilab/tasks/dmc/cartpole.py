@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -33,10 +33,9 @@ class Cartpole(DmcEnv[CartpoleCfg]):
     decimation = 1
     fields = ("xmat",)
 
-    def _observation(self, data: Mapping[str, Tensor]) -> Tensor:
+    def _observation(self, data: Mapping[str, Tensor]) -> Sequence[Tensor]:
         pole = self._frame(data, "pole_1")
-        angle = torch.stack((pole[:, 2, 2], pole[:, 0, 2]), 1)
-        return torch.cat((data["qpos"][:, :1], angle, data["qvel"]), 1)
+        return data["qpos"][:, :1], pole[:, 2, 2:], pole[:, 0, 2:], data["qvel"]
 
     def _reward(self, action: Tensor) -> Tensor:
         upright = (self._frame(self.data, "pole_1")[:, 2, 2] + 1.0) / 2.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,8 +36,8 @@ class Cheetah(DmcEnv[CheetahCfg]):
     decimation = 1
     fields = ("sensordata",)
 
-    def _observation(self, data: Mapping[str, Tensor]) -> Tensor:
-        return torch.cat((data["qpos"][:, 1:], data["qvel"]), 1)
+    def _observation(self, data: Mapping[str, Tensor]) -> Sequence[Tensor]:
+        return (data["qpos"][:, 1:], data["qvel"])
 
     def _reward(self, action: Tensor) -> Tensor:
         speed = self.cfg.move_speed

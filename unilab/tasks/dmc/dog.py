@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import mujoco
@@ -83,21 +83,18 @@ class Dog(DmcEnv[DogCfg]):
     def _touch(self, data: Mapping[str, Tensor]) -> Tensor:
         return self._several(data, "palm_L", "palm_R", "sole_L", "sole_R")
 
-    def _observation(self, data: Mapping[str, Tensor]) -> Tensor:
+    def _observation(self, data: Mapping[str, Tensor]) -> Sequence[Tensor]:
         angles, rates = self._hinges
-        return torch.cat(
-            (
-                data["qpos"][:, angles],
-                data["qvel"][:, rates],
-                self._heights(data),
-                self._tilt(data).flatten(1),
-                self._velocity(data),
-                self._several(data, "accelerometer", "velocimeter", "gyro"),
-                self._several(data, "foot_L", "foot_R", "hand_L", "hand_R"),
-                self._touch(data),
-                data["act"],
-            ),
-            dim=1,
+        return (
+            data["qpos"][:, angles],
+            data["qvel"][:, rates],
+            self._heights(data),
+            self._tilt(data).flatten(1),
+            self._velocity(data),
+            self._several(data, "accelerometer", "velocimeter", "gyro"),
+            self._several(data, "foot_L", "foot_R", "hand_L", "hand_R"),
+            self._touch(data),
+            data["act"],
         )
 
     def _reward(self, action: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -44,17 +44,14 @@ class Humanoid(DmcEnv[HumanoidCfg]):
         super().__init__(cfg, num_envs=num_envs, device=device, seed=seed)
         self._touching = Touching(self.backend.mj_model, num_envs, cfg.num_threads)
 
-    def _observation(self, data: Mapping[str, Tensor]) -> Tensor:
-        return torch.cat(
-            (
-                data["qpos"][:, 7:],
-                self._position(data, "head")[:, 2:],
-                self._seen_from(data, "torso", _LIMBS),
-                self._frame(data, "torso")[:, 2],
-                self._sensor(data, "torso_subtreelinvel"),
-                data["qvel"],
-            ),
-            dim=1,
+    def _observation(self, data: Mapping[str, Tensor]) -> Sequence[Tensor]:
+        return (
+            data["qpos"][:, 7:],
+            self._position(data, "head")[:, 2:],
+            self._seen_from(data, "torso", _LIMBS),
+            self._frame(data, "torso")[:, 2],
+            self._sensor(data, "torso_subtreelinvel"),
+            data["qvel"],
         )
 
     def _reward(self, action: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -33,9 +33,9 @@ class Pendulum(DmcEnv[PendulumCfg]):
     decimation = 1
     fields = ("xmat",)
 
-    def _observation(self, data: Mapping[str, Tensor]) -> Tensor:
+    def _observation(self, data: Mapping[str, Tensor]) -> Sequence[Tensor]:
         pole = self._frame(data, "pole")
-        return torch.stack((pole[:, 2, 2], pole[:, 0, 2], data["qvel"][:, 0]), 1)
+        return pole[:, 2, 2:], pole[:, 0, 2:], data["qvel"]
 
     def _reward(self, action: Tensor) -> Tensor:
         return tolerance(self._frame(self.data, "pole")[:, 2, 2], (_UPRIGHT, 1.0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -60,19 +60,16 @@ class Quadruped(DmcEnv[QuadrupedCfg]):
         size = _TIME_LIMIT * cfg.move_speed
         spec.geom("floor").size = (size, size, 0.5)
 
-    def _observation(self, data: Mapping[str, Tensor]) -> Tensor:
+    def _observation(self, data: Mapping[str, Tensor]) -> Sequence[Tensor]:
         angles, rates = self._hinges
-        return torch.cat(
-            (
-                data["qpos"][:, angles],
-                data["qvel"][:, rates],
-                data["act"],
-                self._sensor(data, "velocimeter"),
-                self._frame(data, "torso")[:, 2, 2:],
-                data["sensordata"][:, self._imu],
-                data["sensordata"][:, self._feet].asinh(),
-            ),
-            dim=1,
+        return (
+            data["qpos"][:, angles],
+            data["qvel"][:, rates],
+            data["act"],
+            self._sensor(data, "velocimeter"),
+            self._frame(data, "torso")[:, 2, 2:],
+            data["sensordata"][:, self._imu],
+            data["sensordata"][:, self._feet].asinh(),
         )
 
     @cached_property

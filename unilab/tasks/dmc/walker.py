@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,11 +32,11 @@ class Walker(DmcEnv[WalkerCfg]):
     decimation = 10
     fields = ("xmat", "xpos", "sensordata")
 
-    def _observation(self, data: Mapping[str, Tensor]) -> Tensor:
+    def _observation(self, data: Mapping[str, Tensor]) -> Sequence[Tensor]:
         frames = data["xmat"][:, 9:].unflatten(1, (-1, 9))
         orientations = frames[:, :, [0, 2]].flatten(1)
         height = self._position(data, "torso")[:, 2:]
-        return torch.cat((orientations, height, data["qvel"]), 1)
+        return (orientations, height, data["qvel"])
 
     def _reward(self, action: Tensor) -> Tensor:
         height = self._position(self.data, "torso")[:, 2]

@@ -45,10 +45,10 @@ class Ant(ContactEnv[AntCfg]):
         # The torso's: a substep behind qpos.
         return self.data["xpos"][:, 3]
 
-    def _observation(self, data: Mapping[str, Tensor]) -> Tensor:
+    def _observation(self, data: Mapping[str, Tensor]) -> Sequence[Tensor]:
         # Without the world's six forces.
         forces = data["cfrc_ext"][:, 6:].clamp(*self.cfg.contact_force_range)
-        return torch.cat((data["qpos"][:, 2:], data["qvel"], forces), 1)
+        return (data["qpos"][:, 2:], data["qvel"], forces)
 
     def _rewards(self, action: Tensor) -> Sequence[Tensor]:
         forces = self.data["cfrc_ext"].clamp(*self.cfg.contact_force_range)

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from unilab.backends import MujocoBackend
+from unilab.envs.rotations import rotate_inverse
 from unilab.tasks.gym.env import FallingEnv, HealthyCfg, model_path
-from unilab.tasks.ported import quietly
+from unilab.tasks.ported import Rows, quietly
 
 Cfg = TypeVar("Cfg", bound=HealthyCfg)
 
@@ -31,11 +32,10 @@ class ContactEnv(FallingEnv[Cfg]):
     fields: ClassVar[tuple[str, ...]] = (
         "actuator_length",
         "actuator_velocity",
-        "cdof",
         "cvel",
         "ncon",
         "qacc_warmstart",
-        "xmat",
+        "subtree_com",
         "xpos",
         "xquat",
     )
@@ -83,19 +83,17 @@ class ContactEnv(FallingEnv[Cfg]):
 
     def _last_stage(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """``qpos`` and ``qvel`` of the integrator's last stage, from what follows from them."""
-        data = {name: self.data[name][rows] for name in ("qpos", "qvel", *ContactEnv.fields)}
-        root = slice(3, 6)  # three columns, or dofs, behind the first three
+        data = Rows(self.data, rows)
         qpos, qvel = data["qpos"], data["qvel"]
-        qpos[:, :3], qpos[:, 3:7] = data["xpos"][:, root], data["xquat"][:, 4:8]
+        root, com = data["xpos"][:, 3:6], data["subtree_com"][:, 3:6]
+        qpos[:, :3], qpos[:, 3:7] = root, data["xquat"][:, 4:8]
         qpos[:, self._qpos_columns] = data["actuator_length"] / self._gear
         qvel[:, self._qvel_columns] = data["actuator_velocity"] / self._gear
-        # cvel = sum of cdof_i * qvel_i; angular velocity first, and in qvel in the root's frame.
-        turning, moving = data["cvel"][:, 6:12].split(3, 1)
-        axes = data["xmat"][:, 9:18].reshape(-1, 3, 3)
-        local = (turning.unsqueeze(1) @ axes).squeeze(1)
-        lever = data["cdof"].reshape(rows.shape[0], -1, 6)[:, root, 3:]
-        qvel[:, :3] = moving - (local.unsqueeze(1) @ lever).squeeze(1)
-        qvel[:, root] = local
+        # Velocities of the root: in cvel at the centre of mass and along the world's axes; in qvel
+        # linear at the root along the world's axes, angular along the root's own.
+        angular, linear = data["cvel"][:, 6:12].split(3, 1)
+        qvel[:, :3] = linear - torch.linalg.cross(angular, com - root)
+        qvel[:, 3:6] = rotate_inverse(qpos[:, 3:7], angular)
         return qpos, qvel
 
     def _commit_reset(self, rows: Tensor) -> None:

@@ -31,8 +31,8 @@ class HalfCheetah(GymEnv[HalfCheetahCfg]):
     decimation = 5
     reward_terms = ("forward", "ctrl")
 
-    def _observation(self, data: Mapping[str, Tensor]) -> Tensor:
-        return torch.cat((data["qpos"][:, 1:], data["qvel"]), 1)
+    def _observation(self, data: Mapping[str, Tensor]) -> Sequence[Tensor]:
+        return (data["qpos"][:, 1:], data["qvel"])
 
     def _rewards(self, action: Tensor) -> Sequence[Tensor]:
         return self._forward(), self._ctrl_cost(action)

@@ -42,8 +42,8 @@ class Hopper(FallingEnv[HopperCfg]):
     decimation = 4
     reward_terms = ("forward", "ctrl", "survive")
 
-    def _observation(self, data: Mapping[str, Tensor]) -> Tensor:
-        return torch.cat((data["qpos"][:, 1:], data["qvel"].clamp(-10.0, 10.0)), 1)
+    def _observation(self, data: Mapping[str, Tensor]) -> Sequence[Tensor]:
+        return (data["qpos"][:, 1:], data["qvel"].clamp(-10.0, 10.0))
 
     def _rewards(self, action: Tensor) -> Sequence[Tensor]:
         return self._forward(), self._ctrl_cost(action), self._survive()

@@ -61,18 +61,15 @@ class Humanoid(ContactEnv[HumanoidCfg]):
         # The centre of mass: a substep behind qpos.
         return self.data["xipos"][:, ::3] @ self._share_of_mass
 
-    def _observation(self, data: Mapping[str, Tensor]) -> Tensor:
-        return torch.cat(
-            (
-                data["qpos"][:, 2:],
-                data["qvel"],
-                # Without the world's rows, and without those of the root's six forces.
-                data["cinert"][:, 10:],
-                data["cvel"][:, 6:],
-                data["qfrc_actuator"][:, 6:],
-                data["cfrc_ext"][:, 6:],
-            ),
-            dim=1,
+    def _observation(self, data: Mapping[str, Tensor]) -> Sequence[Tensor]:
+        return (
+            data["qpos"][:, 2:],
+            data["qvel"],
+            # Without the world's rows, and without those of the root's six forces.
+            data["cinert"][:, 10:],
+            data["cvel"][:, 6:],
+            data["qfrc_actuator"][:, 6:],
+            data["cfrc_ext"][:, 6:],
         )
 
     def _rewards(self, action: Tensor) -> Sequence[Tensor]:

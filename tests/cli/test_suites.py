@@ -84,6 +84,7 @@ def test_an_environment_of_another_kind_is_refused_in_one_line(runs, tmp_path, m
     content = json.loads((run / "run_config.json").read_text())
     content["config"] |= {"task": "counter", "env": {}}
     (run / "run_config.json").write_text(json.dumps(content))
+    capsys.readouterr()  # what making the run has printed
 
     assert cli.main(["play", str(run)]) == 2
     (line,) = capsys.readouterr().err.splitlines()

@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from unilab import cli, registry
+from unilab.cli.runs import TrainedTask
 from unilab.envs import TorchEnv
+from unilab.errors import CapabilityError
 
 pytest.importorskip("gymnasium", reason="needs Gymnasium: pip install 'unilab-torchrl[gym]'")
 
@@ -78,15 +80,16 @@ class CounterCfg:
         return Counter(**arguments)
 
 
-def test_an_environment_of_another_kind_is_refused_in_one_line(runs, tmp_path, monkeypatch, capsys):
+def test_an_environment_of_another_kind_is_refused_with_the_way_out(runs, tmp_path, monkeypatch):
     monkeypatch.setitem(registry._registered, "counter", CounterCfg)
     run = shutil.copytree(runs("pendulum_swingup"), tmp_path / "run")
     content = json.loads((run / "run_config.json").read_text())
     content["config"] |= {"task": "counter", "env": {}}
     (run / "run_config.json").write_text(json.dumps(content))
-    capsys.readouterr()  # what making the run has printed
 
-    assert cli.main(["play", str(run)]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: counter is a Counter, which the command line cannot play or")
-    assert "unilab.trainers.load_play_actor" in line
+    with pytest.raises(
+        CapabilityError,
+        match=r"counter is a Counter, which the command line cannot play or export: use "
+        r"unilab.trainers.load_play_actor",
+    ):
+        TrainedTask.of(run).make_env(num_envs=1, seed=0)

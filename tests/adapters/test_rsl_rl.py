@@ -181,7 +181,7 @@ def ppo(env):
 SHORT = {
     "cartpole_swingup": {"episode_length_s": 0.2},
     "go2_velocity_flat": {"episode_length_s": 0.2},
-    "gym/HalfCheetah-v5": {"max_episode_steps": 10},
+    "gym/HalfCheetah-v5": {"episode_length_s": 0.5},
 }
 
 

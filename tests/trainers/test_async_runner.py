@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -182,7 +183,10 @@ def test_c15_ctrl_c_in_any_phase_saves_and_leaves_without_a_traceback(phase, pre
 
 def _wait_for_phase(pid: int, phase: Phase) -> None:
     """Look into the header of the memory that the process shares with its collector."""
-    links = {fd: os.readlink(fd) for fd in map(str, Path(f"/proc/{pid}/fd").iterdir())}
+    links = {}
+    for fd in map(str, Path(f"/proc/{pid}/fd").iterdir()):
+        with suppress(FileNotFoundError):  # closed meanwhile
+            links[fd] = os.readlink(fd)
     ring = next(fd for fd, target in links.items() if target.startswith("/memfd:unilab-ring"))
     block = SharedBlock(os.open(ring, os.O_RDWR))
     while block.header[Word.PHASE] != phase:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from unilab.data import make_replay_buffer
-from unilab.errors import CheckpointError, NonFiniteError
+from unilab.errors import CheckpointError, CollectorError, NonFiniteError
 from unilab.record import MetricLogger, RunFolder, metric
 from unilab.trainers import Evaluator, OffPolicyRunner
 
@@ -160,6 +160,21 @@ def test_a_signal_ends_the_run_after_the_step_with_a_checkpoint(session, signum)
     assert result.frames == 6 * 4
     assert run.checkpointer.load().frames == 6 * 4
     assert signal.getsignal(signum) is before
+
+
+def test_c14_a_dead_process_that_the_metrics_find_first_leaves_a_checkpoint(session, folder):
+    run, asked = session(), []
+
+    def drain() -> dict[str, float]:
+        asked.append(True)
+        if len(asked) == 1:
+            raise CollectorError("the collector process died")
+        return {}
+
+    with pytest.raises(CollectorError, match="died"):
+        run.train(TICKS, logger=MetricLogger(folder), drain_metrics=drain, log_interval_s=1e-9)
+    saved = run.checkpointer.latest().name.split("-")[1]
+    assert int(read_csv(folder)[-1]["frames"]) == int(saved) == 4
 
 
 def test_a_nan_in_training_is_named_and_keeps_the_checkpoint_before(session):

@@ -14,7 +14,7 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.data import ReplayBuffer
 
 from unilab.data import RewardNormalizer
-from unilab.errors import NonFiniteError, UnilabError
+from unilab.errors import CollectorError, NonFiniteError, UnilabError
 from unilab.record.console import Progress
 from unilab.record.metrics import MetricLogger
 from unilab.record.trace import write_trace
@@ -142,11 +142,12 @@ class OffPolicyRunner:
             with self._running:
                 try:
                     self._train()
+                    self._finish(interrupted=self._running.stop.requested)
                 except Exception as error:
-                    if error is self._running.error:
+                    # Whoever asks first finds that a process has died: the loop, or the metrics.
+                    if error is self._running.error or isinstance(error, CollectorError):
                         self._save_after(error)
                     raise
-                self._finish(interrupted=self._running.stop.requested)
         except UnilabError:
             # A policy of NaN fails in the environment first; the metrics know where it began.
             self._drain_updates()

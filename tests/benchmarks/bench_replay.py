@@ -74,6 +74,7 @@ def main() -> None:
 
     learner, batch = make_learner(SIZE), make_batch(SIZE)
     rewards = RewardNormalizer(gamma=0.97)
+    joined = make_replay_buffer(args.capacity, batch_size=SIZE.batch, n_step=3, gamma=0.97)
     for _ in range(4):
         learner.update(batch)
     contenders: dict[str, Callable[[], object]] = {
@@ -82,6 +83,7 @@ def main() -> None:
         "update": lambda: learner.update(batch),
         f"sample {SIZE.batch} of {len(buffer):,}": buffer.sample,
         f"extend by {ROWS}": lambda: buffer.extend(data.reshape(-1)),
+        f"extend by {ROWS}, n_step 3": lambda: joined.extend(data),
         f"reward statistics of {ROWS}": lambda: rewards.update(data),
     }
     seconds = interleaved(contenders, args.rounds, args.clock)

@@ -223,6 +223,12 @@ def test_data_without_an_action_or_a_reward_is_refused(key):
         make_replay_buffer(10, batch_size=2).extend(ticks(2, 3).exclude(key))
 
 
+def test_data_without_ends_of_episodes_is_refused_where_steps_are_joined():
+    buffer = make_replay_buffer(10, batch_size=2, n_step=2, gamma=GAMMA)
+    with pytest.raises(ConfigError, match=r"the data has no \('next', 'done'\), only .*"):
+        buffer.extend(ticks(2, 3).exclude(("next", "done")))
+
+
 def test_flat_data_is_refused_where_steps_are_joined():
     buffer = make_replay_buffer(100, batch_size=4, n_step=3, gamma=GAMMA)
     with pytest.raises(ConfigError, match=r"batch size \[6\]: .* \[N, T\].* before flattening"):

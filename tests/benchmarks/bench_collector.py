@@ -4,7 +4,8 @@
 
 A tick is one control step of all environments, its replay write and one update of FlashSAC, with
 the networks of the task's configuration. Both contenders live in one process and take turns, some
-ticks each, so that they meet the same disturbances; medians of the ticks are compared. With
+ticks each, so that they meet the same disturbances; medians of the ticks are compared. Threads are
+those of a training: ``training.num_threads=1 env.num_threads=1`` give each part a core. With
 ``--multi-async``, TorchRL's ``MultiAsyncCollector`` with one worker is measured as well, at the
 same number of updates a frame; it cannot be paused, so it is run alone after the others.
 """
@@ -49,7 +50,10 @@ class Session:
         algo, params = cfg.algo, cfg.algo.algo_params
         self.threads = threads[0]
         make_env = unilab.registry.factory(
-            cfg.task, num_envs=algo.num_envs, seed=0, overrides={"num_threads": threads[1]}
+            cfg.task,
+            num_envs=algo.num_envs,
+            seed=0,
+            overrides={"num_threads": threads[1]} | cfg.env,
         )
         dims = unilab.registry.dims(cfg.task)
         actor = FlashSACActor(dims.obs, dims.action, params.actor_hidden_dim)
@@ -127,13 +131,8 @@ def main() -> None:
     args = parser.parse_args()
     sizes = [f"algo.num_envs={args.num_envs}"] if args.num_envs else []
     cfg = compose([f"task={args.task}", *sizes, *args.overrides])
-    cores = cfg.training.resolve_threads(torch.device("cpu"))[0]
-    half = max(1, cores // 2)
-    split = (half, max(1, cores - half))
-    sessions = {
-        "sync": Session(cfg, "sync", (cores, cores)),
-        "pipelined": Session(cfg, "pipelined", split),
-    }
+    threads = cfg.training.resolve_threads(torch.device("cpu"))
+    sessions = {kind: Session(cfg, kind, threads) for kind in ("sync", "pipelined")}
     warm_up = -(-2048 // cfg.algo.num_envs) + 20
     for session in sessions.values():
         session.ticks(warm_up)
@@ -141,13 +140,13 @@ def main() -> None:
     for session in sessions.values():
         session.collector.shutdown()
     if args.multi_async:
-        alone = Session(cfg, "multi-async", split)
+        alone = Session(cfg, "multi-async", threads)
         alone.ticks(warm_up)
         measured |= interleaved({"multi-async": alone.ticks}, args.seconds / 2)
         alone.collector.shutdown()
     median = {name: statistics.median(ticks) for name, ticks in measured.items()}
     mean = {name: statistics.mean(ticks) for name, ticks in measured.items()}
-    print(f"{args.task}, {cfg.algo.num_envs} environments, {cores} cores")
+    print(f"{args.task}, {cfg.algo.num_envs} environments, threads {threads}")
     for name in measured:
         print(
             f"  {name:<12}{1e3 * median[name]:8.1f} ms a tick   {1 / mean[name]:6.1f} ticks/s"

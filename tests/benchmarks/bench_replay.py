@@ -17,6 +17,7 @@ import torch
 from bench_learner import SIZES, make_batch, make_learner
 from tensordict import TensorDict
 from timing import CLOCKS, interleaved, print_table
+from torchrl.data import TensorDictReplayBuffer
 
 from unilab.data import RewardNormalizer, make_replay_buffer
 
@@ -69,6 +70,8 @@ def main() -> None:
     for _ in range(args.capacity // len(chunk)):
         buffer.extend(chunk)
     grown = resident_bytes() - before
+    ahead = make_replay_buffer(args.capacity, batch_size=SIZE.batch, seed=0, prefetch=1)
+    ahead.extend(buffer[:])
     per_row = 4 * (2 * SIZE.obs + 2 * SIZE.critic_obs + SIZE.action + 1) + 3
     tensors = (args.capacity - ROWS) * per_row
 
@@ -88,8 +91,20 @@ def main() -> None:
     }
     seconds = interleaved(contenders, args.rounds, args.clock)
     update = (seconds.pop("update, actor step") + seconds.pop("update")) / 2
+
+    def two_updates(source: TensorDictReplayBuffer) -> None:
+        # with an actor step and without
+        for _ in range(2):
+            learner.update(source.sample())
+
+    both: dict[str, Callable[[], object]] = {
+        "sample and update": lambda: two_updates(buffer),
+        "update while a thread samples": lambda: two_updates(ahead),
+    }
+    together = interleaved(both, args.rounds, args.clock)
     rows = [("one update", f"{update * 1e3:.2f}", "100 %")]
     rows += [(k, f"{s * 1e3:.2f}", f"{100 * s / update:.1f} %") for k, s in seconds.items()]
+    rows += [(k, f"{s / 2 * 1e3:.2f}", f"{50 * s / update:.1f} %") for k, s in together.items()]
     print_table(("", "ms", "of an update"), rows)
     print(f"\nmemory: {grown / tensors:.3f} x the bytes of its tensors ({tensors / 1e6:.0f} MB)")
     print(

@@ -208,14 +208,14 @@ def test_threads_default_to_the_cores_this_process_may_use(monkeypatch):
     assert TrainingCfg(num_threads=7).resolve_threads(cpu) == (7, 3)
 
 
-def test_threads_that_run_at_the_same_time_share_the_cores(monkeypatch):
+def test_threads_beside_a_learner_on_an_accelerator_are_for_physics(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)), raising=False)
     pipelined, cuda = TrainingCfg(collector="pipelined"), torch.device("cuda")
-    assert pipelined.resolve_threads(torch.device("cpu")) == (3, 3)
+    assert pipelined.resolve_threads(torch.device("cpu")) == (6, 6)
     assert pipelined.resolve_threads(cuda) == (1, 5)
     assert TrainingCfg(collector="pipelined", num_threads=2).resolve_threads(cuda) == (2, 4)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0}, raising=False)
-    assert pipelined.resolve_threads(torch.device("cpu")) == (1, 1)
+    assert pipelined.resolve_threads(cuda) == (1, 1)
 
 
 def test_auto_pipelines_where_the_learner_is_on_an_accelerator():

@@ -123,6 +123,7 @@ class PipelinedCollector(BaseCollector):
         self.return_same_td = return_same_td
         self.track_traj_ids = track_traj_ids
         layout = self.env.description.layout
+        self._action_specs = list(self.env.description.action_spec.items(True, True))
         self._n_envs = layout.batch_size.numel()
         self.frames_per_batch = -(-frames_per_batch // self._n_envs)
         self.requested_frames_per_batch = self.frames_per_batch * self._n_envs
@@ -260,15 +261,16 @@ class PipelinedCollector(BaseCollector):
         while self._arrived < last:
             self._ask()
             self._receive()
-        batch = self._batches[first % self._ring.num_slots].copy()
         beside, self._beside = self._beside, []
-        if not beside[0].is_empty():
-            batch.update(torch.stack(beside, dim=batch.batch_dims - 1))
         self._handed = last
         self._iter += 1
         self._frames += self.requested_frames_per_batch
         if self._frames < self.total_frames:
             self._ask()
+        # Only now that the environment is busy again.
+        batch = self._batches[first % self._ring.num_slots].copy()
+        if not beside[0].is_empty():
+            batch.update(torch.stack(beside, dim=batch.batch_dims - 1))
         return batch
 
     @torch.no_grad()
@@ -281,7 +283,9 @@ class PipelinedCollector(BaseCollector):
         if self.track_traj_ids:
             carrier.set(("collector", "traj_ids"), self._traj_ids)
         if self.policy is None or self._frames < self.init_random_frames:
-            acted = carrier.update(self.env.description.action_spec.rand())
+            acted = carrier
+            for key, spec in self._action_specs:
+                acted.set(key, spec.rand())
         else:
             with self.spans.span("inference", tick), set_exploration_type(self.exploration_type):
                 acted = self.policy(carrier)

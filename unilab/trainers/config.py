@@ -210,7 +210,7 @@ class TrainingCfg:
     """pipelined: environments step in a process of their own while the learner updates; sync: in
     turns; auto: pipelined where the learner is on an accelerator."""
     num_threads: int | None = None
-    """CPU threads of the learner; null: as many as there are cores; pipelined: half of them."""
+    """CPU threads of the learner; null: as many as there are cores; pipelined on CUDA: 1."""
     run_dir: str | None = None
     """Folder of this run; null: ``<log_root>/<task>/<timestamp>_seed<seed>``."""
     log_root: str = "runs"
@@ -294,13 +294,13 @@ class TrainingCfg:
             device: the learner's.
 
         Returns:
-            in turns, both may use all cores; at the same time, half of them each where both
-            compute on the CPU, and all but one for physics where the learner does not.
+            all cores for both where both compute on the CPU, at the same time too: neither keeps
+            them busy throughout. All but one for physics beside a learner that computes elsewhere.
         """
         cores = _cores()
-        if self.resolve_collector(device) == "sync":
+        if device.type == "cpu" or self.resolve_collector(device) == "sync":
             return self.num_threads or cores, cores
-        learner = self.num_threads or (max(1, cores // 2) if device.type == "cpu" else 1)
+        learner = self.num_threads or 1
         return learner, max(1, cores - learner)
 
 

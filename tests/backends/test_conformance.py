@@ -170,7 +170,7 @@ BREAKS = {
     "views are live": (Copying, "qpos is a copy, or moved"),
     "the same controls give the same states": (Shaky, "two equal runs end in different"),
     "substeps hold the control": (Impatient, "a step of 3 substeps ends elsewhere than 3 steps"),
-    "environments do not touch each other": (Sociable, "depends on its neighbours' controls"),
+    "environments do not touch each other": (Sociable, "row 0 depends on the states or controls"),
     "controls that do not fit are refused": (Indulgent, r"ctrl of shape \(5, 3\) was accepted"),
     "a write sets its rows and no others": (Sweeping, "time differs in rows not written"),
     "a write that does not fit is refused whole": (Lenient, r"rows \[-1, 2\] .* was accepted"),
@@ -181,12 +181,8 @@ BREAKS = {
     "a step can be replayed": (Unrepeatable, "row 0 replays to another state"),
     "model fields can differ between rows": (Deaf, "body_mass is a copy: writes are lost"),
     "reads are packed": (PerTerm, r"are \d+ transfers of \d+ bytes: expected 2 of"),
-    "closing twice is harmless": (Brittle, "raised AttributeError: .*_rows"),
+    "close is the end and twice is harmless": (Brittle, "raised AttributeError: .*_rows"),
 }
-
-
-def test_every_clause_is_broken_by_a_backend():
-    assert set(BREAKS) == set(CLAUSES)
 
 
 @pytest.mark.parametrize("clause", BREAKS)

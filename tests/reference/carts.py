@@ -132,7 +132,7 @@ class Carts(SimBackend):
     @staticmethod
     def replay(model: bytes, state: Tensor, ctrl: Tensor, nstep: int) -> Tensor:
         one = Carts(1)
-        one.expand("body_mass")[0] = torch.tensor(json.loads(model)).double()
+        one.expand("body_mass")[0] = torch.tensor(json.loads(model), dtype=torch.float64)
         one.set_const()
         one._rows[0] = state
         one.step_tensor(ctrl.unsqueeze(0), nstep)
@@ -150,6 +150,7 @@ class Carts(SimBackend):
         self._inverse[rows] = 1.0 / self._mass[rows, 2:]
 
     def close(self) -> None:
+        self._views.clear()
         self.__dict__.pop("_rows", None)
 
 

@@ -251,7 +251,8 @@ class SimBackend(ABC):
         """Apply controls and advance; derived quantities are current with the new state.
 
         Args:
-            ctrl: ``[num_envs, nu]`` controls, held for all substeps.
+            ctrl: ``[num_envs, nu]`` controls, held for all substeps; a ``ctrl`` view shows them as
+                they were given, whatever the actuators make of those beyond their range.
             nstep: physics substeps.
 
         Raises:
@@ -340,4 +341,4 @@ class SimBackend(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Free the simulator; a second call does nothing."""
+        """Free the simulator: no step can follow. A second call does nothing."""

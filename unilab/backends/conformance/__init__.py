@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from unilab.backends.conformance import description, physics
+from unilab.backends.conformance import actuation, description, model, physics, positions
 from unilab.backends.conformance.subject import BackendFactory, Subject
 
 __all__ = ["CLAUSES", "assert_backend_conforms"]
 
 CLAUSES = {
-    check.__name__.replace("_", " "): check for check in (*description.CLAUSES, *physics.CLAUSES)
+    check.__name__.replace("_", " "): check
+    for room in (description, model, physics, actuation, positions)
+    for check in room.CLAUSES
 }
 """The contract's clauses by name, each with its check."""
 

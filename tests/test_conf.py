@@ -109,6 +109,7 @@ def test_overrides_reach_every_level():
         ("algo.num_envs=few", "algo.num_envs='few': expected int, got str"),
         ("algo.num_envs", r"cannot read override 'algo.num_envs' .*: write key=value"),
         ("training.seed=[1", r"cannot read override 'training.seed=\[1' "),
+        ("training.run_dir=/größe", r"write key=value, .* quoted: 'training.run_dir=\"/größe\"'$"),
     ],
 )
 def test_a_bad_override_is_one_line_with_the_way_out(override, message):

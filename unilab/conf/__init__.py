@@ -146,8 +146,10 @@ def _checked(overrides: Sequence[str], *, any_task: bool = False) -> list[str]:
         try:
             override = parser.parse_override(text)
         except HydraException as error:
+            key, given, value = text.partition("=")
+            quoted = f""", a value of other characters quoted: '{key}="{value}"'""" if given else ""
             raise ConfigError(
-                f"cannot read override {text!r} ({_first_line(error)}): write key=value"
+                f"cannot read override {text!r} ({_first_line(error)}): write key=value{quoted}"
             ) from error
         key = override.key_or_group
         if key == "task":

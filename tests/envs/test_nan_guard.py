@@ -116,7 +116,7 @@ def test_a_file_that_is_no_dump_is_refused(tmp_path, capsys):
     with pytest.raises(ConfigError, match=r"no dump of .*: it holds more than tensors .*Linear$"):
         replay_dump(path)
     torch.save({"version": 7}, path)
-    with pytest.raises(ConfigError, match="is a dump of version 7: expected 2"):
+    with pytest.raises(ConfigError, match="is a dump of version 7: expected 3"):
         replay_dump(path)
     assert cli.main(["replay-dump", str(path)]) == 2
     assert "version 7" in capsys.readouterr().err

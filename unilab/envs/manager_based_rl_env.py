@@ -180,6 +180,7 @@ class ManagerBasedRlEnv(TorchEnv):
         self._guard: NanGuard | None = None
         if cfg.nan_guard is not None:
             self._guard = NanGuard(cfg.nan_guard, backend, self.action_manager.action_dim)
+            self.scene.before_write = self._guard.record_write
         self._staggering = cfg.init_at_random_ep_len
         self._make_specs(self.action_manager.action_dim)
 
@@ -223,12 +224,14 @@ class ManagerBasedRlEnv(TorchEnv):
 
     def _physics(self, action: Tensor) -> None:
         ctrl = self.action_manager.process(action)
-        require_finite("controls are not finite (actuator", self._actuators, ctrl.T)
         if self._guard is not None:
             self._guard.record(action, ctrl)
+        require_finite("controls are not finite (actuator", self._actuators, ctrl.T)
         if self.recorder_manager.active:
             self.recorder_manager.record_pre_step()
         self.backend.step_tensor(ctrl, self.cfg.decimation)
+        if self._guard is not None:
+            self._guard.record_after()
         self.scene.read()
         self.scene.check_finite(self._loses_rows)
 

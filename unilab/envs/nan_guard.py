@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +12,10 @@ import torch
 from torch import Tensor
 
 from unilab.backends import MujocoBackend, SimBackend
+from unilab.envs.scene import StagedWrite
 from unilab.errors import ConfigError, NonFiniteError, why_unreadable
 
-DUMP_VERSION = 2
+DUMP_VERSION = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +33,20 @@ class NanGuardCfg:
         for name in ("buffer_size", "max_envs_to_dump"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"nan_guard {name} is {getattr(self, name)}: give at least 1")
+
+
+class _Overwritten:
+    """What a model parameter was in the last step, in rows that were written to since."""
+
+    def __init__(self, write: StagedWrite) -> None:
+        self._write = write
+        self.values = torch.empty_like(write.target)
+        self.rows = torch.zeros(len(self.values), dtype=torch.bool, device=self.values.device)
+
+    def restore(self, backend: SimBackend) -> None:
+        self._write.target[self.rows] = self.values[self.rows]
+        if self._write.derives and self.rows.any():
+            backend.set_const(self.rows.nonzero().flatten().cpu())
 
 
 class NanGuard:
@@ -51,7 +67,10 @@ class NanGuard:
         self._states = self._state.new_zeros(cfg.buffer_size, *self._state.shape)
         self._actions = torch.zeros(cfg.buffer_size, backend.num_envs, action_dim)
         self._ctrls = torch.zeros(cfg.buffer_size, backend.num_envs, len(backend.actuators))
+        self._after = torch.zeros_like(self._state)
+        self._stepped = False
         self._recorded = 0
+        self._overwritten: dict[int, _Overwritten] = {}
 
     def record(self, action: Tensor, ctrl: Tensor) -> None:
         """Keep the state before a step, its actions and its controls ``[num_envs, nu]``."""
@@ -60,9 +79,29 @@ class NanGuard:
         self._actions[at].copy_(action)
         self._ctrls[at].copy_(ctrl)
         self._recorded += 1
+        self._stepped = False
+        for field in self._overwritten.values():
+            field.rows.fill_(False)
+
+    def record_after(self) -> None:
+        """Keep the state that physics left, before events and resets write to it."""
+        self._after.copy_(self._state)
+        self._stepped = True
+
+    def record_write(self, write: StagedWrite, rows: Tensor) -> None:
+        """Keep what a write to a model parameter is about to replace."""
+        field = self._overwritten.get(id(write.target))
+        if field is None:
+            field = self._overwritten[id(write.target)] = _Overwritten(write)
+        first = rows[~field.rows[rows]]
+        field.values[first] = write.target[first]
+        field.rows[first] = True
 
     def dump(self, error: NonFiniteError, *, control_steps: int, nstep: int, seed: int) -> Path:
         """Write the kept states of the rows that the error names.
+
+        The rows' models are put back to what they were in the last step: the environment is given
+        up.
 
         Args:
             error: what was found.
@@ -76,6 +115,8 @@ class NanGuard:
         rows = error.rows[: self._cfg.max_envs_to_dump]
         kept = min(self._recorded, self._cfg.buffer_size)
         order = [i % self._cfg.buffer_size for i in range(self._recorded - kept, self._recorded)]
+        for field in self._overwritten.values():
+            field.restore(self._backend)
         models = [bytearray(self._backend.get_model_bytes(row)) for row in rows]
         content = {
             "version": DUMP_VERSION,
@@ -85,9 +126,12 @@ class NanGuard:
             "control_steps": control_steps,
             "nstep": nstep,
             "rows": rows,
+            "fields": self._fields(),
             "states": self._states[order][:, rows].clone(),
             "actions": self._actions[order][:, rows].clone(),
             "ctrls": self._ctrls[order][:, rows].clone(),
+            "stepped": self._stepped,
+            "after": self._after[rows].clone(),
             "last": self._state[rows].clone(),
             "models": [torch.frombuffer(model, dtype=torch.uint8) for model in models],
         }
@@ -97,6 +141,34 @@ class NanGuard:
         torch.save(content, path.with_suffix(".tmp"))
         os.replace(path.with_suffix(".tmp"), path)
         return path
+
+    def _fields(self) -> dict[str, list[int]]:
+        """First and last column of each state field that is part of what is kept."""
+        memory = self._state.untyped_storage().data_ptr()
+        return {
+            name: [first, first + view.shape[1]]
+            for name, view in self._backend.get_state_views().items()
+            if view.untyped_storage().data_ptr() == memory and view.stride() == self._state.stride()
+            for first in [int(view.storage_offset() - self._state.storage_offset())]
+        }
+
+
+_KINDS: dict[str, type] = {
+    "backend": str,
+    "message": str,
+    "seed": int,
+    "control_steps": int,
+    "nstep": int,
+    "rows": list,
+    "fields": dict,
+    "states": Tensor,
+    "actions": Tensor,
+    "ctrls": Tensor,
+    "stepped": bool,
+    "after": Tensor,
+    "last": Tensor,
+    "models": list,
+}
 
 
 def load_dump(path: str | Path) -> dict[str, Any]:
@@ -114,7 +186,33 @@ def load_dump(path: str | Path) -> dict[str, Any]:
     version = content.get("version") if isinstance(content, dict) else None
     if version != DUMP_VERSION:
         raise ConfigError(f"{path} is a dump of version {version!r}: expected {DUMP_VERSION}")
+    wrong = [f"{name} is missing" for name in _KINDS if name not in content]
+    wrong += [
+        f"{name} is {type(content[name]).__name__}: expected {kind.__name__}"
+        for name, kind in _KINDS.items()
+        if name in content and not isinstance(content[name], kind)
+    ]
+    wrong = wrong or [
+        f"{name} has shape {tuple(value.shape)}: expected {[*shape, '...']}"
+        for name, shape in _shapes(content).items()
+        for value in [content[name]]
+        if tuple(value.shape[: len(shape)]) != shape or value.ndim != len(shape) + 1
+    ]
+    if not wrong and len(content["models"]) != len(content["rows"]):
+        wrong = [f"{len(content['models'])} models for {len(content['rows'])} rows"]
+    if wrong:
+        raise ConfigError(
+            f"{path} is an incomplete dump ({'; '.join(wrong)}): copy it again, or let the failure "
+            "leave another"
+        )
     return content
+
+
+def _shapes(dump: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """What the shapes of a dump's tensors begin with."""
+    kept, rows = len(dump["states"]) if dump["states"].ndim else 0, len(dump["rows"])
+    steps = dict.fromkeys(("states", "actions", "ctrls"), (kept, rows))
+    return {**steps, "after": (rows,), "last": (rows,)}
 
 
 def replay_dump(path: str | Path, backend: type[SimBackend] = MujocoBackend) -> str:
@@ -128,7 +226,7 @@ def replay_dump(path: str | Path, backend: type[SimBackend] = MujocoBackend) -> 
         A report: what was found then, and whether the repetition ends in the same state.
 
     Raises:
-        ConfigError: the file cannot be read, or other physics left it.
+        ConfigError: the file cannot be read or replayed, or other physics left it.
     """
     dump = load_dump(path)
     if dump["backend"] != backend.__name__:
@@ -139,19 +237,54 @@ def replay_dump(path: str | Path, backend: type[SimBackend] = MujocoBackend) -> 
     lines = [
         f"after {dump['control_steps']} control steps with seed {dump['seed']}: {dump['message']}"
     ]
+    if not dump["rows"]:
+        lines.append("the error names no environments: there is nothing to repeat")
     for i, row in enumerate(dump["rows"]):
-        after = backend.replay(
-            dump["models"][i].numpy().tobytes(),
-            dump["states"][-1, i],
-            dump["ctrls"][-1, i].double(),
-            dump["nstep"],
-        )
-        same = torch.equal(after.nan_to_num(), dump["last"][i].nan_to_num())
-        finite = "finite" if bool(after.isfinite().all()) else "not finite"
-        lines.append(
-            f"row {row}: physics is {finite} after the last step, "
-            f"{'the same' if same else 'NOT the same'} as then, bit for bit; largest value "
-            "of the states before it: "
-            + " ".join(f"{value:.3g}" for value in dump["states"][-5:, i].abs().amax(1))
-        )
+        try:
+            lines.append(f"row {row}: {_repeated(dump, i, backend)}")
+        except Exception as error:  # whatever a simulator raises
+            raise ConfigError(f"{path}: row {row} cannot be replayed: {error}") from error
     return "\n".join(lines)
+
+
+def _repeated(dump: dict[str, Any], i: int, backend: type[SimBackend]) -> str:
+    """What the repetition of a row's last step comes to, and what led to it."""
+    states, last = dump["states"][:, i], dump["last"][i]
+    if not len(states):
+        return f"it had taken no step; its state was {_finite(last)}"
+    ctrl = dump["ctrls"][-1, i]
+    if dump["stepped"]:
+        after = backend.replay(
+            dump["models"][i].numpy().tobytes(), states[-1], ctrl.double(), dump["nstep"]
+        )
+        same = "the same" if _same(after, dump["after"][i]) else "NOT the same"
+        found = f"physics is {_finite(after)} after the last step, {same} as then, bit for bit"
+        if not _same(last, dump["after"][i]):
+            found += f"; an event or a reset wrote to it since, and it was {_finite(last)}"
+    else:
+        values = " ".join(f"{value:.3g}" for value in ctrl)
+        found = f"physics did not take the last step, whose controls are {_finite(ctrl)}: {values}"
+    largest = ", ".join(_largest(state, dump["fields"]) for state in states[-5:])
+    return f"{found}; largest value of each of the last states before it: {largest}"
+
+
+def _largest(state: Tensor, fields: dict[str, list[int]]) -> str:
+    """The largest value of a state's fields, time aside, with the field and column that hold it."""
+    named = {
+        at: f"{name}[{at - start}]"
+        for name, (start, stop) in fields.items()
+        if name != "time"
+        for at in range(start, stop)
+    } or {at: f"state[{at}]" for at in range(len(state))}
+    sizes = state.abs().nan_to_num(math.inf)
+    at = max(named, key=lambda at: float(sizes[at]))
+    return f"{named[at]} {state[at]:.3g}"
+
+
+def _finite(value: Tensor) -> str:
+    return "finite" if bool(value.isfinite().all()) else "not finite"
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Whether two states are equal, NaN for NaN."""
+    return one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())

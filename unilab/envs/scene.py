@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -86,6 +86,8 @@ class EntityScene:
         self._staged: StagedState | None = None
         self.diverged = torch.zeros(backend.num_envs, dtype=torch.bool, device=device)
         """``[num_envs]``, whose physics left non-finite values in the last step."""
+        self.before_write: Callable[[StagedWrite, Tensor], None] | None = None
+        """Told of every write to a model parameter and of its rows, before it is done."""
         self._fields: dict[str, Tensor] = {}
         self._nominal: dict[str, Tensor] = {}
 
@@ -333,14 +335,16 @@ class EntityScene:
                 bad = staged.rows[bad_rows(write.value)]
                 raise NonFiniteError(
                     f"an event staged non-finite {write.what} for rows {bad.tolist()}: "
-                    "nothing was written"
+                    "nothing was written",
+                    bad.tolist(),
                 )
         if is_finite(staged.qpos) and is_finite(staged.qvel):
             return
         bad = staged.rows[bad_rows(torch.cat((staged.qpos, staged.qvel), dim=1))]
         raise NonFiniteError(
             f"a reset or interval event staged non-finite state for rows {bad.tolist()}: "
-            "nothing was written"
+            "nothing was written",
+            bad.tolist(),
         )
 
     def discard_staged(self) -> None:
@@ -351,8 +355,10 @@ class EntityScene:
         """Write the transaction once and close it."""
         staged, self._staged = self.staged, None
         for write in staged.writes:
-            rows = staged.rows.to(write.target.device).unsqueeze(1)
-            write.target[(rows, *write.index)] = write.value.to(write.target)
+            rows = staged.rows.to(write.target.device)
+            if self.before_write is not None:
+                self.before_write(write, rows)
+            write.target[(rows.unsqueeze(1), *write.index)] = write.value.to(write.target)
         if any(write.derives for write in staged.writes):
             self._backend.set_const(staged.rows)
         self._backend.set_state_tensor(staged.rows, staged.qpos, staged.qvel, reset=staged.reset)

@@ -1,0 +1,223 @@
+"""What a dump of the NaN guard comes to when it is repeated, whichever part of a step failed."""
+
+import re
+
+import pytest
+import torch
+from envs.tables import act, drive, twins_cfg
+from envs.test_nan_guard import fail, guarded
+
+from unilab import cli
+from unilab.envs import (
+    EventTermCfg,
+    ObservationGroupCfg,
+    ObservationTermCfg,
+    RewardTermCfg,
+    mdp,
+    writes,
+)
+from unilab.envs.nan_guard import load_dump, replay_dump
+from unilab.errors import ConfigError, NonFiniteError
+
+
+def dumped(folder):
+    """A dump of three steps of row 5."""
+    fail(guarded(folder), [5])
+    return folder / "dumps" / "nan_dump_3.pt"
+
+
+def test_controls_that_overflow_in_the_first_step_are_in_the_dump(tmp_path):
+    env = guarded(tmp_path, actions={"effort": mdp.JointEffortActionCfg(scale=1e30)})
+    root = act(env, env.reset())
+    root["action"][[2, 3], 1] = -1e30
+    with pytest.raises(NonFiniteError, match=r"controls are not finite .*'second_motor': \[2, 3\]"):
+        env.step(root)
+    path = tmp_path / "dumps" / "nan_dump_0.pt"
+    lines = replay_dump(path).splitlines()
+    said = "physics did not take the last step, whose controls are not finite: 0 -inf"
+    assert [line.partition(";")[0] for line in lines[1:]] == [f"row 2: {said}", f"row 3: {said}"]
+
+
+def test_controls_that_overflow_later_are_in_the_dump(tmp_path):
+    env = guarded(tmp_path, actions={"effort": mdp.JointEffortActionCfg(scale=1e30)})
+    root = act(env, env.reset())
+    env.step(root)
+    root["action"][5] = 1e30
+    with pytest.raises(NonFiniteError, match="controls are not finite"):
+        env.step(root)
+    report = replay_dump(tmp_path / "dumps" / "nan_dump_1.pt")
+    assert "row 5: physics did not take the last step, whose controls are not finite: inf" in report
+
+
+def test_an_event_that_stages_nan_names_its_rows_in_the_dump(tmp_path):
+    def nudge(env, env_ids):
+        value = torch.zeros(len(env_ids), 2)
+        if env.common_step_counter:
+            value[env_ids == 6] = torch.nan
+        env.scene["twins"].write_joint_state(value, value)
+
+    event = EventTermCfg(func=nudge, mode="interval", interval_range_s=(0.02, 0.02))
+    env = guarded(tmp_path, events={"nudge": event})
+    with pytest.raises(NonFiniteError, match=r"staged non-finite state for rows \[6\]") as caught:
+        drive(env, 2)
+    assert caught.value.rows == [6]
+    report = replay_dump(tmp_path / "dumps" / "nan_dump_1.pt").splitlines()
+    assert "event staged non-finite state for rows [6]" in report[0]
+    assert report[1].startswith("row 6: physics is finite after the last step, the same as then")
+
+
+@writes("body_mass")
+def weigh(env, env_ids):
+    """Another mass at every call, and NaN once it has been told to."""
+    mass = env.scene.nominal("body_mass")[2] * (1.0 + env.common_step_counter + env_ids.double())
+    mass[env_ids == getattr(env, "spoilt", -1)] = torch.nan
+    env.scene.write_field("body_mass", (torch.tensor([2]),), mass.unsqueeze(1))
+
+
+def test_an_event_that_stages_a_nan_parameter_names_its_rows_in_the_dump(tmp_path):
+    event = EventTermCfg(func=weigh, mode="interval", interval_range_s=(0.02, 0.02))
+    env = guarded(tmp_path, events={"weigh": event})
+    env.spoilt = 4
+    with pytest.raises(NonFiniteError, match=r"non-finite body_mass for rows \[4\]") as caught:
+        drive(env, 1)
+    assert caught.value.rows == [4]
+    report = replay_dump(tmp_path / "dumps" / "nan_dump_1.pt").splitlines()
+    assert report[1].startswith("row 4: physics is finite after the last step, the same as then")
+
+
+@pytest.mark.parametrize("mode", ["interval", "reset"])
+def test_a_step_is_repeated_as_it_was_whatever_wrote_to_its_rows_since(tmp_path, mode):
+    """Positions, velocities and a mass are written after the step's physics."""
+
+    def elsewhere(env, env_ids):
+        value = torch.full((len(env_ids), 2), 0.1)
+        env.scene["twins"].write_joint_state(value, value)
+        weigh(env, env_ids)
+
+    period = (0.02, 0.02) if mode == "interval" else None
+    event = EventTermCfg(func=writes("body_mass")(elsewhere), mode=mode, interval_range_s=period)
+
+    def spoilt(env):  # in the step with the write, or in the observation after the reset
+        at = env.common_step_counter == 5 and (mode == "interval" or not env.episode_length.any())
+        return torch.full((env.num_envs, 1), torch.nan if at else 0.0)
+
+    terms = dict(twins_cfg(tmp_path).observations["obs"].terms)
+    terms["spoilt"] = ObservationTermCfg(func=spoilt)
+    env = guarded(
+        tmp_path,
+        events={"elsewhere": event},
+        observations={"obs": ObservationGroupCfg(terms=terms)},
+    )
+    with pytest.raises(NonFiniteError, match="observation 'obs' is not finite"):
+        drive(env, 6)
+    path = tmp_path / "dumps" / "nan_dump_5.pt"
+    for line in replay_dump(path).splitlines()[1:]:
+        assert ": physics is finite after the last step, the same as then, bit for bit" in line
+        assert "; an event or a reset wrote to it since, and it was finite; " in line
+    dump = load_dump(path)
+    dump["models"].reverse()  # so the mass does matter
+    torch.save(dump, path)
+    assert "NOT the same as then" in replay_dump(path)
+
+
+def test_a_failure_before_the_first_step_is_told_as_one(tmp_path):
+    def spoilt(env):
+        return torch.full((env.num_envs, 1), getattr(env, "spoilt", 0.0))
+
+    terms = {"spoilt": ObservationTermCfg(func=spoilt)}
+    env = guarded(tmp_path, observations={"obs": ObservationGroupCfg(terms=terms)})
+    env.spoilt = torch.nan
+    with pytest.raises(NonFiniteError):
+        env.reset()
+    report = replay_dump(tmp_path / "dumps" / "nan_dump_0.pt").splitlines()
+    assert report[1] == "row 0: it had taken no step; its state was finite"
+
+
+def test_an_error_without_rows_has_nothing_to_repeat(tmp_path):
+    def unsure(env):
+        if env.common_step_counter:
+            raise NonFiniteError("somewhere")
+        return torch.zeros(env.num_envs)
+
+    env = guarded(tmp_path, rewards={"unsure": RewardTermCfg(func=unsure, weight=1.0)})
+    with pytest.raises(NonFiniteError):
+        drive(env, 1)
+    report = replay_dump(tmp_path / "dumps" / "nan_dump_1.pt").splitlines()
+    assert report[1:] == ["the error names no environments: there is nothing to repeat"]
+
+
+def test_the_largest_values_say_what_they_are(tmp_path):
+    env = guarded(tmp_path)
+    root = act(env, env.reset())
+    env.step(root)
+    env.backend.get_state_views()["qvel"][3, 1] = -1e4
+    env.step(root)
+    env.backend.get_state_views()["qpos"][3, 0] = torch.inf
+    with pytest.raises(NonFiniteError):
+        env.step(root)
+    line = replay_dump(tmp_path / "dumps" / "nan_dump_2.pt").splitlines()[1]
+    told = line.partition("; largest value of each of the last states before it: ")[2].split(", ")
+    assert told[1:] == ["qvel[1] -1e+04", "qpos[0] inf"]
+    assert re.fullmatch(r"qvel\[[01]\] \S+", told[0])
+
+
+def test_physics_without_named_fields_has_numbered_ones(tmp_path):
+    path = dumped(tmp_path)
+    dump = load_dump(path)
+    dump["fields"] = {}
+    torch.save(dump, path)
+    assert ": state[" in replay_dump(path).partition("largest value")[2]
+
+
+# Dumps that are damaged --------------------------------------------------------------------------
+
+DAMAGES = {
+    "states is missing; models is missing": (("states", "models"), None),
+    r"rows is int: expected list": (("rows",), 5),
+    r"nstep is str: expected int": (("nstep",), "2"),
+    r"states has shape \(3,\): expected \[3, 1, '...'\]": (("states",), torch.zeros(3)),
+    r"after has shape \(2, 5\): expected \[1, '...'\]": (("after",), torch.zeros(2, 5)),
+    r"0 models for 1 rows": (("models",), []),
+}
+
+
+@pytest.mark.parametrize("message", DAMAGES)
+def test_an_incomplete_dump_says_what_it_lacks(tmp_path, message, capsys):
+    names, value = DAMAGES[message]
+    path = dumped(tmp_path)
+    dump = torch.load(path)
+    for name in names:
+        dump.pop(name)
+        if value is not None:
+            dump[name] = value
+    torch.save(dump, path)
+    with pytest.raises(
+        ConfigError, match=rf"is an incomplete dump \(.*{message}.*\): copy it again"
+    ):
+        replay_dump(path)
+    assert cli.main(["replay-dump", str(path)]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+@pytest.mark.parametrize("damage", ["model", "state", "ctrls", "fields"])
+def test_a_dump_that_does_not_fit_together_is_refused(tmp_path, damage):
+    path = dumped(tmp_path)
+    dump = torch.load(path)
+    if damage == "model":
+        dump["models"] = [dump["models"][0][:100]]
+    elif damage == "state":
+        dump["states"] = dump["states"][..., :-1]
+    elif damage == "ctrls":
+        dump["ctrls"] = dump["ctrls"][..., :0]
+    else:
+        dump["fields"] = {"time": 5}
+    torch.save(dump, path)
+    with pytest.raises(ConfigError, match=r"nan_dump_3.pt: row 5 cannot be replayed: \w+"):
+        replay_dump(path)
+
+
+def test_a_dump_cut_short_is_refused(tmp_path):
+    path = dumped(tmp_path)
+    path.write_bytes(path.read_bytes()[:-2000])
+    with pytest.raises(ConfigError, match="is no dump of the NaN guard"):
+        replay_dump(path)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from envs.tables import ON_TWINS, act, drive, physics_state, twins, twins_cfg
+from envs.tables import ON_TWINS, act, drive, go2, physics_state, twins, twins_cfg
 
 from unilab.envs import EventTermCfg, ManagerBasedRlEnv, ObservationTermCfg, RewardTermCfg
 from unilab.envs.managers.term import writes
@@ -29,7 +29,7 @@ class Fuse:
 def fused_event(env, env_ids, fuse, asset_cfg=None):
     # Draws and stages before it fails: the worst moment.
     torch.rand(3, generator=env.generator)
-    env.scene["twins"].write_joint_state(torch.zeros(2), torch.zeros(2))
+    env.scene["twins"].write_joint_state(*torch.zeros(2, len(env_ids), 2))
     fuse.check()
 
 
@@ -96,7 +96,7 @@ def test_a_reset_of_done_rows_that_fails_before_its_commit_can_be_made_again(tmp
 def stage_nan(env, env_ids, asset_cfg=None, rows=()):
     pos = torch.zeros(env_ids.shape[0], 2)
     pos[[i for i, row in enumerate(env_ids.tolist()) if row in rows]] = torch.nan
-    env.scene["twins"].write_joint_state(pos, torch.zeros(2))
+    env.scene["twins"].write_joint_state(pos, torch.zeros_like(pos))
 
 
 def test_a_staged_state_that_is_not_finite_is_refused_whole(tmp_path):
@@ -240,3 +240,62 @@ def test_a_write_that_does_not_fit_is_refused_before_anything_is_written(
     on.clear()
     env.reset()
     assert (mass[:, 1] == 5.0).all()
+
+
+ROW, ROWS = torch.zeros(2), torch.zeros(4, 2)
+WRITES = {
+    "one row for all": ((ROW, ROWS), r"joint position was written with \(2,\)"),
+    "one velocity": ((ROWS, ROWS[:, :1]), r"joint velocity was written with \(4, 1\)"),
+    "more columns": ((torch.zeros(4, 3), ROWS), r"joint position .* with \(4, 3\)"),
+    "a number": ((0.0, ROWS), "joint position was written with float"),
+}
+
+
+@pytest.mark.parametrize("what", WRITES)
+def test_joints_are_written_a_row_for_each_environment(tmp_path, what):
+    """Not one row for all, as PyTorch would broadcast it."""
+    values, message = WRITES[what]
+
+    def write(env, env_ids):
+        env.scene["twins"].write_joint_state(*values)
+
+    with pytest.raises(
+        ConfigError, match=rf"^event term 'bad': {message}: expected a tensor of sh"
+    ):
+        twins(tmp_path, events={"bad": EventTermCfg(func=write, mode="reset")})
+
+
+def test_some_joints_are_written_by_their_columns(tmp_path):
+    def write(env, env_ids, joints=(1,)):
+        value = torch.full((len(env_ids), len(joints)), 0.5)
+        env.scene["twins"].write_joint_state(value, value, torch.tensor(joints))
+
+    env = twins(tmp_path, events={"half": EventTermCfg(func=write, mode="reset")})
+    env.reset()
+    assert env.scene["twins"].data.joint_vel.tolist() == [[0.0, 0.5]] * 4
+    out = EventTermCfg(func=write, mode="reset", params={"joints": (0, 2)})
+    with pytest.raises(
+        ConfigError, match=r"joint_ids are tensor\(\[0, 2\]\): 'twins' has 2 joints"
+    ):
+        twins(tmp_path, events={"out": out})
+
+
+ROOT_WRITES = {
+    "root position": ("write_root_pose", (torch.zeros(3), torch.zeros(4, 4))),
+    "root quaternion": ("write_root_pose", (torch.zeros(4, 3), torch.zeros(1, 4))),
+    "root linear velocity": ("write_root_velocity", (0.0, torch.zeros(4, 3))),
+    "root angular velocity": ("write_root_velocity", (torch.zeros(4, 3), torch.zeros(3))),
+}
+
+
+@pytest.mark.parametrize("what", ROOT_WRITES)
+def test_a_root_is_written_a_row_for_each_environment(what):
+    method, values = ROOT_WRITES[what]
+
+    def write(env, env_ids):
+        getattr(env.scene["robot"], method)(*values)
+
+    with pytest.raises(
+        ConfigError, match=rf"^event term 'bad': {what} was written with .*: expect"
+    ):
+        go2(events={"bad": EventTermCfg(func=write, mode="reset")})

@@ -174,10 +174,15 @@ class Entity:
         Args:
             pos: ``[n, 3]`` m, world frame.
             quat: ``[n, 4]``.
+
+        Raises:
+            ConfigError: another shape; nothing is written.
+            CapabilityError: the entity is fixed.
         """
-        cols = self._root().qpos
-        self._scene.staged.qpos[:, cols.start : cols.start + 3] = pos
-        self._scene.staged.qpos[:, cols.start + 3 : cols.stop] = quat
+        root = self._scene.staged.qpos[:, self._root().qpos]
+        _check_rows("root position", pos, root[:, :3])
+        _check_rows("root quaternion", quat, root[:, 3:])
+        root[:, :3], root[:, 3:] = pos, quat
 
     def write_root_velocity(self, lin_vel_w: Tensor, ang_vel_b: Tensor) -> None:
         """Stage the root's velocity.
@@ -185,10 +190,15 @@ class Entity:
         Args:
             lin_vel_w: ``[n, 3]`` m/s, world frame.
             ang_vel_b: ``[n, 3]`` rad/s, body frame.
+
+        Raises:
+            ConfigError: another shape; nothing is written.
+            CapabilityError: the entity is fixed.
         """
-        cols = self._root().qvel
-        self._scene.staged.qvel[:, cols.start : cols.start + 3] = lin_vel_w
-        self._scene.staged.qvel[:, cols.start + 3 : cols.stop] = ang_vel_b
+        root = self._scene.staged.qvel[:, self._root().qvel]
+        _check_rows("root linear velocity", lin_vel_w, root[:, :3])
+        _check_rows("root angular velocity", ang_vel_b, root[:, 3:])
+        root[:, :3], root[:, 3:] = lin_vel_w, ang_vel_b
 
     def staged_root_velocity(self) -> Tensor:
         """The root's velocity in the open transaction.
@@ -207,18 +217,43 @@ class Entity:
         Args:
             pos, vel: ``[n, joints]`` rad, rad/s.
             joint_ids: which, as ``SceneEntityCfg.joint_ids``; all by default.
+
+        Raises:
+            ConfigError: another shape, or a joint that is not there; nothing is written.
         """
         staged = self._scene.staged
         if isinstance(joint_ids, Tensor):
             joint_ids = joint_ids.cpu()
         qpos = staged.qpos[:, self.joints[0].qpos.start : self.joints[-1].qpos.stop]
         qvel = staged.qvel[:, self.joints[0].qvel.start : self.joints[-1].qvel.stop]
+        try:
+            chosen = qpos[:, joint_ids]
+        except IndexError as error:
+            raise ConfigError(
+                f"joint_ids are {joint_ids}: {self.name!r} has {qpos.shape[1]} joints"
+            ) from error
+        _check_rows("joint position", pos, chosen)
+        _check_rows("joint velocity", vel, chosen)
         qpos[:, joint_ids], qvel[:, joint_ids] = pos.to(qpos), vel.to(qvel)
 
     def _root(self) -> JointInfo:
         if self.root_joint is None:
             raise CapabilityError(f"entity {self.name!r} is fixed: it has no root state to write")
         return self.root_joint
+
+
+def _check_rows(what: str, value: Tensor, target: Tensor) -> None:
+    """Refuse values that are not one row for each row that is written: nothing is broadcast.
+
+    Raises:
+        ConfigError: names what was written.
+    """
+    shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+    if shape != tuple(target.shape):
+        raise ConfigError(
+            f"{what} was written with {shape}: expected a tensor of shape {tuple(target.shape)}, "
+            "a row for each of env_ids; expand() one that is the same for all"
+        )
 
 
 def find_names(patterns: Patterns, names: Sequence[str], what: str) -> list[int]:

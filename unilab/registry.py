@@ -15,9 +15,8 @@ from importlib.util import find_spec
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
-import torch
-
 from unilab.envs import TorchEnv
+from unilab.envs.checks import to_device, to_num_envs, to_seed
 from unilab.errors import ConfigError, did_you_mean
 from unilab.tasks import PORTED_TASKS, TASKS, TaskCfg
 from unilab.tasks.ported import SUITES
@@ -166,20 +165,14 @@ def factory(
             (``{"episode_length_s": 5.0, "rewards.action_rate.weight": -0.02}``).
 
     Raises:
-        ConfigError: no such task, an override that does not fit, or num_envs < 1.
+        ConfigError: no such task, an override that does not fit, or no such num_envs, device or
+            seed.
     """
     cfg_factory = _cfg_factory(name)
     if not isinstance(overrides or {}, Mapping):
         raise ConfigError(f"overrides is {overrides!r}: give a dict of paths and values")
     overrides = dict(overrides or {})
-    if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
-        raise ConfigError(f"num_envs is {num_envs!r}: give an integer of at least 1")
-    if seed is not None and not (type(seed) is int and 0 <= seed < 2**32):
-        raise ConfigError(f"seed is {seed!r}: give an integer from 0 to {2**32 - 1}, or None")
-    try:
-        device = str(torch.device(device))
-    except RuntimeError as error:
-        raise ConfigError(f"device is {device!r}: give 'cpu', 'cuda' or 'cuda:<n>'") from error
+    num_envs, seed, device = to_num_envs(num_envs), to_seed(seed), str(to_device(device))
     _overridden(cfg_factory(), overrides, "")
     return EnvFactory(cfg_factory, num_envs, device, seed, overrides)
 
@@ -245,7 +238,10 @@ def _overridden(value: Any, overrides: Mapping[str, Any], path: str) -> Any:
             if new is not None or not _optional(value, key):
                 new = _like(old, new, here)
         if is_dataclass(value) and not isinstance(value, type):
-            value = replace(value, **{key: new})
+            try:
+                value = replace(value, **{key: new})
+            except ConfigError as error:
+                raise ConfigError(f"override {here!r}: {error}") from error
         else:
             value = {**value, key: new}
     return value

@@ -10,10 +10,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from envs.tables import ON_TWINS, TWINS, go2, twins, twins_cfg
+from envs.tables import TWINS, go2, twins, twins_cfg
 
 from unilab.envs import (
-    EventTermCfg,
     ManagerBasedRlEnv,
     MetricsTermCfg,
     ObservationGroupCfg,
@@ -22,7 +21,6 @@ from unilab.envs import (
     RewardTermCfg,
     SceneEntityCfg,
     TerminationTermCfg,
-    UniformNoiseCfg,
     mdp,
 )
 from unilab.errors import CapabilityError, ConfigError, NonFiniteError
@@ -106,11 +104,11 @@ def test_an_entity_that_is_not_there_names_the_nearest(tmp_path):
 TABLES = {
     "of another manager": (
         {"terminations": {"fall": RewardTermCfg(func=mdp.action_l2, weight=1.0)}},
-        r"terminations\['fall'\] is RewardTermCfg\(.*: expected TerminationTermCfg",
+        r"terminations\['fall'\] is a RewardTermCfg: expected TerminationTermCfg$",
     ),
     "the function alone": (
         {"rewards": {"effort": mdp.action_l2}},
-        r"rewards\['effort'\] is <function action_l2 .*: expected RewardTermCfg",
+        r"rewards\['effort'\] is a function: expected RewardTermCfg$",
     ),
     "nothing": (
         {"events": {"push": None}},
@@ -118,7 +116,7 @@ TABLES = {
     ),
     "a group of terms without the group": (
         {"observations": {"obs": {"pos": ObservationTermCfg(func=mdp.joint_pos_rel)}}},
-        r"observations\['obs'\] is \{.*: expected ObservationGroupCfg",
+        r"observations\['obs'\] is a dict: expected ObservationGroupCfg$",
     ),
 }
 
@@ -128,41 +126,6 @@ def test_a_table_entry_of_another_kind_is_refused(tmp_path, what):
     changes, message = TABLES[what]
     with pytest.raises(ConfigError, match=message):
         twins_cfg(tmp_path, **changes)
-
-
-def reset_event(func, **params):
-    return {"events": {"bad": EventTermCfg(func=func, mode="reset", params=params)}}
-
-
-RANGES = {
-    "noise": lambda: UniformNoiseCfg(n_min=NAN, n_max=1.0),
-    "joints": lambda: reset_event(
-        mdp.reset_joints_by_offset,
-        position_range=(NAN, 0.1),
-        velocity_range=(0.0, 0.0),
-        **ON_TWINS,
-    ),
-    "clip": lambda: observed(mdp.joint_pos_rel, params=ON_TWINS, clip=(NAN, 1.0)),
-    "parameter": lambda: reset_event(
-        mdp.randomize_joint_parameters, damping_distribution_params=(1.0, NAN), **ON_TWINS
-    ),
-}
-
-
-@pytest.mark.parametrize("what", RANGES)
-def test_a_bound_that_is_no_number_is_refused_like_a_reversed_range(tmp_path, what):
-    with pytest.raises(ConfigError, match="reversed"):
-        twins(tmp_path, **RANGES[what]())
-
-
-def test_a_velocity_range_that_is_no_number_is_refused():
-    place = EventTermCfg(
-        func=mdp.reset_root_state_uniform,
-        mode="reset",
-        params={"pose_range": {"x": (0.0, NAN)}, "velocity_range": {}},
-    )
-    with pytest.raises(ConfigError, match=r"range \(0.0, nan\) of 'x' is reversed"):
-        go2(events={"place": place})
 
 
 def test_two_terms_of_one_name_are_refused(tmp_path):

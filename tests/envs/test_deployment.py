@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -131,7 +132,7 @@ class Drift(ManagerTermBase):
     """A term with a memory."""
 
     def __call__(
-        self, env: ManagerBasedRlEnv, names: tuple[str, ...], rate: float = 0.5
+        self, env: ManagerBasedRlEnv, names: tuple[Any, ...], rate: float = 0.5
     ) -> torch.Tensor:
         return torch.zeros(env.num_envs, 1)
 

@@ -178,14 +178,15 @@ def test_scales_must_be_as_many_as_columns(tmp_path):
         twins(tmp_path, observations=bad)
 
 
-def test_a_reversed_clip_is_refused(tmp_path):
-    bad = {"obs": group(pos=replace(POS, clip=(1.0, -1.0)))}
-    with pytest.raises(ConfigError, match=r"term 'pos' has a reversed clip \(1.0, -1.0\)"):
+@pytest.mark.parametrize("clip", [(1.0, -1.0), (torch.inf, torch.inf), (-torch.inf, -torch.inf)])
+def test_a_clip_that_nothing_passes_is_refused(tmp_path, clip):
+    bad = {"obs": group(pos=replace(POS, clip=clip))}
+    with pytest.raises(ConfigError, match=r"term 'pos' has the clip \(.*\): expected \(low"):
         twins(tmp_path, observations=bad)
 
 
 def test_a_reversed_noise_range_is_refused():
-    with pytest.raises(ConfigError, match=r"reversed: n_min 1.0 > n_max -1.0"):
+    with pytest.raises(ConfigError, match=r"of the noise is \(1.0, -1.0\), which is reversed"):
         UniformNoiseCfg(n_min=1.0, n_max=-1.0)
 
 

@@ -1,10 +1,12 @@
 """Reward terms against formulas written in NumPy from MuJoCo's own state."""
 
+from dataclasses import replace
+
 import mujoco
 import numpy as np
 import pytest
 import torch
-from envs.tables import ON_TWINS, act, drive, go2, twins
+from envs.tables import ON_TWINS, TWINS, act, drive, go2, twins
 
 from unilab.envs import (
     ManagerBasedRlEnv,
@@ -227,3 +229,39 @@ def test_metrics_are_drained_and_a_fresh_environment_has_none(tmp_path):
     drive(env, 5)
     assert env.drain_metrics()["Episode_Termination/time_out"] == 1.0
     assert env.drain_metrics() == {}
+
+
+OFF = {
+    "a parameter": (mdp.action_l2, {"scale": 2.0}, "action_l2 has no parameter 'scale'"),
+    "a joint": (
+        mdp.joint_vel_l2,
+        {"asset_cfg": replace(TWINS, joint_names="frist")},
+        r"pattern 'frist' matches no joint of 'twins' \(did you mean 'first'",
+    ),
+    "a function": (None, {}, "func is None, expected a function of the environment"),
+}
+
+
+@pytest.mark.parametrize("what", OFF)
+def test_a_term_of_weight_zero_must_fit_like_any_other(tmp_path, what):
+    func, params, message = OFF[what]
+    off = RewardTermCfg(func=func, weight=0.0, params=params)
+    with pytest.raises(ConfigError, match=f"^reward term 'off': {message}"):
+        twins(tmp_path, rewards={"off": off})
+
+
+def test_a_term_of_weight_zero_is_not_read_for(tmp_path):
+    off = RewardTermCfg(func=mdp.joint_torques_l2, weight=0.0, params=ON_TWINS)
+    env = twins(tmp_path, rewards={"off": off})
+    assert env.scene.plan.packet.shape[1] == 4  # positions and velocities of two joints
+    assert "off" not in [term.name for term in env.terms]
+
+
+@pytest.mark.parametrize("weight", [float("nan"), float("inf"), "1", None])
+def test_a_new_weight_is_checked_like_the_first(tmp_path, weight):
+    env = twins(tmp_path)
+    with pytest.raises(
+        ConfigError, match=r"new weight of reward term 'effort' is .*: expected a f"
+    ):
+        env.reward_manager.set_weight("effort", weight)
+    assert env.reward_manager.get_weight("effort") == pytest.approx(-0.5)

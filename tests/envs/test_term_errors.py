@@ -239,7 +239,11 @@ BAD = {
         {"sensor_names": ("tip_pos",)},
         r"@reads\(sensors='names'\) names no parameter \(did you mean 'sensor_names'\?\)",
     ),
-    "sensors": (mdp.sensor_values, {"sensor_names": None}, r"sensor_names is None: expected names"),
+    "sensors": (
+        mdp.sensor_values,
+        {"sensor_names": None},
+        r"sensor_names is None: expected a tuple of strings",
+    ),
     "a pattern": (
         mdp.joint_pos_rel,
         {"asset_cfg": replace(TWINS, joint_names=("frist",))},
@@ -273,7 +277,7 @@ def test_a_parameter_that_does_not_fit_names_the_term(tmp_path, what):
 @pytest.mark.parametrize("params", [None, [("asset_cfg", TWINS)], "asset_cfg"])
 def test_params_that_are_no_dict_are_refused(tmp_path, params):
     term = ObservationTermCfg(func=mdp.joint_pos_rel, params=params)
-    with pytest.raises(ConfigError, match=r"term 'bad': params is .*: expected a dict of keyword"):
+    with pytest.raises(ConfigError, match=r"\.terms\['bad'\]\.params is .*: expected a dict"):
         twins(tmp_path, observations={"obs": ObservationGroupCfg(terms={"bad": term})})
 
 
@@ -296,7 +300,7 @@ OF_EVENTS = {
     "range": (
         mdp.reset_joints_by_offset,
         {"position_range": (1.0, 0.0), "velocity_range": (0.0, 0.0)},
-        r"range \(1.0, 0.0\) is reversed",
+        r"range is \(1.0, 0.0\), which is reversed",
     ),
 }
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from unilab.envs.entity import SceneEntityCfg, find_names
@@ -78,8 +79,7 @@ def _term(env: ManagerBasedRlEnv, name: str, width: int) -> dict[str, Any]:
 
 def _scale(cfg: ObservationTermCfg, width: int) -> list[float]:
     """A factor for each column of one frame."""
-    scale = cfg.scale if isinstance(cfg.scale, tuple) else (cfg.scale,) * width
-    return [float(value) for value in scale]
+    return torch.as_tensor(cfg.scale, dtype=torch.float64).expand(width).tolist()
 
 
 def _parameter(env: ManagerBasedRlEnv, value: Any, *, joints: bool) -> Any:

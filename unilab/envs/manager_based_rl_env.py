@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from unilab.backends import MujocoBackend, SimBackend
+from unilab.envs.checks import check_fields, to_num_envs
 from unilab.envs.deployment import deployment_metadata
 from unilab.envs.episodes import EpisodeSums
 from unilab.envs.finite import require_finite
@@ -41,22 +42,15 @@ from unilab.envs.scene import EntityScene, SceneCfg
 from unilab.envs.torch_env import TorchEnv
 from unilab.errors import CapabilityError, ConfigError, NonFiniteError
 
-_TABLES: dict[str, type] = {
-    "actions": ActionTermCfg,
-    "observations": ObservationGroupCfg,
-    "rewards": RewardTermCfg,
-    "terminations": TerminationTermCfg,
-    "commands": CommandTermCfg,
-    "events": EventTermCfg,
-    "curriculum": CurriculumTermCfg,
-    "metrics": MetricsTermCfg,
-    "recorders": RecorderTermCfg,
-}
-
 
 @dataclass(frozen=True, kw_only=True)
 class ManagerBasedRlEnvCfg:
-    """A task: its model and its tables of terms."""
+    """A task: its model and its tables of terms.
+
+    Raises:
+        ConfigError: a table is no dict, a term is of another kind, or a value of any of them is not
+            what its field says; the message names where it is.
+    """
 
     scene: SceneCfg
     decimation: int
@@ -83,17 +77,11 @@ class ManagerBasedRlEnvCfg:
     """Physics threads; 0 takes all cores."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.decimation < 1:
             raise ConfigError(f"decimation is {self.decimation}: give at least 1")
         if not self.episode_length_s > 0.0:
             raise ConfigError(f"episode_length_s is {self.episode_length_s}: give more than 0")
-        for table, kind in _TABLES.items():
-            for name, term in getattr(self, table).items():
-                if not isinstance(term, kind):
-                    raise ConfigError(
-                        f"{table}[{name!r}] is {term!r}: expected {kind.__name__}"
-                        + (", or leave it out" if term is None else "")
-                    )
 
     def make(
         self, *, num_envs: int, device: torch.device | str, seed: int | None
@@ -116,7 +104,8 @@ class ManagerBasedRlEnv(TorchEnv):
         backend: physics to use instead of MuJoCo on ``cfg.scene.model``.
 
     Raises:
-        ConfigError: a name, pattern, shape or value in the task does not fit the model.
+        ConfigError: a name, pattern, shape or value in the task does not fit the model; num_envs,
+            device or seed is none.
         CapabilityError: the model or backend lacks something that the task needs.
     """
 
@@ -131,6 +120,7 @@ class ManagerBasedRlEnv(TorchEnv):
         backend: SimBackend | None = None,
     ) -> None:
         self.cfg = cfg
+        num_envs = to_num_envs(num_envs)
         if backend is None:
             backend = MujocoBackend(
                 cfg.scene.model, num_envs, num_threads=cfg.num_threads, keyframe=cfg.scene.keyframe

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from unilab.backends import MujocoBackend, SimBackend
+from unilab.envs.checks import check_fields
 from unilab.envs.scene import StagedWrite
 from unilab.errors import ConfigError, NonFiniteError, why_unreadable
 
@@ -20,9 +21,13 @@ DUMP_VERSION = 3
 
 @dataclass(frozen=True, kw_only=True)
 class NanGuardCfg:
-    """What is kept, and where it is written once a value is not finite."""
+    """What is kept, and where it is written once a value is not finite.
 
-    output_dir: str
+    Raises:
+        ConfigError: a number that is no integer of at least 1, or a folder that is no path.
+    """
+
+    output_dir: str | Path
     """Folder for the dump, below the one that the environment writes to."""
     buffer_size: int = 100
     """Control steps that are kept."""
@@ -30,6 +35,7 @@ class NanGuardCfg:
     """Environments in a dump."""
 
     def __post_init__(self) -> None:
+        check_fields(self, "nan_guard")
         for name in ("buffer_size", "max_envs_to_dump"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"nan_guard {name} is {getattr(self, name)}: give at least 1")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tensordict import TensorDict, TensorDictBase
 
+from unilab.envs.checks import check_fields
 from unilab.errors import ConfigError
 
 _PREFIX = "episode_"
@@ -17,7 +18,11 @@ _PREFIX = "episode_"
 
 @dataclass(frozen=True, kw_only=True)
 class RecordingCfg:
-    """How much the recorders keep."""
+    """How much the recorders keep.
+
+    Raises:
+        ConfigError: a number that is no integer of at least 1.
+    """
 
     num_envs: int | None = None
     """Environments that are recorded, the first ones; None records all."""
@@ -29,6 +34,7 @@ class RecordingCfg:
     are not recorded."""
 
     def __post_init__(self) -> None:
+        check_fields(self, "recording")
         for name in ("num_envs", "max_steps", "max_episodes"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from unilab.errors import ConfigError, NonFiniteError, did_you_mean
 class SceneCfg:
     """The model file and the entities in it."""
 
-    model: str
+    model: str | Path
     """Path of the MJCF file."""
     entities: dict[str, EntityCfg] = field(default_factory=dict)
     """Entities by the name that terms use."""
@@ -108,13 +109,17 @@ class EntityScene:
         return self._plan
 
     @contextmanager
-    def declaring(self) -> Iterator[dict[tuple[str, str], None]]:
-        """Collect what is declared in the block, by one term."""
+    def declaring(self, keep: bool = True) -> Iterator[dict[tuple[str, str], None]]:
+        """Collect what is declared in the block, by one term.
+
+        Args:
+            keep: whether it is to be read; if not, it is only checked.
+        """
         before, self._declared = self._declared, {}
         try:
             yield self._declared
         finally:
-            self._declared = before | self._declared
+            self._declared = before | self._declared if keep else before
 
     @contextmanager
     def showing(self, reads: Mapping[tuple[str, str], None]) -> Iterator[None]:

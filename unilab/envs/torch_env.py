@@ -15,6 +15,7 @@ from torch import Tensor
 from torchrl.data import Bounded, Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase
 
+from unilab.envs.checks import to_device, to_num_envs, to_seed
 from unilab.envs.finite import bad_rows, is_finite
 from unilab.envs.threads import PARALLEL_GRAIN, OneThread
 from unilab.errors import CapabilityError, ConfigError, EnvFaultedError, NonFiniteError
@@ -48,7 +49,11 @@ class TorchEnv(EnvBase):
     Args:
         num_envs: environments in the batch.
         device: where observations, rewards and terminations are computed.
-        seed: seed of the environment's own random generator; None draws one.
+        seed: seed of the environment's own random generator, 0 to 2^32 - 1; None draws one.
+
+    Raises:
+        ConfigError: num_envs, device or seed is none.
+        CapabilityError: the device is not there.
 
     Attributes:
         generator: the environment's random generator; nothing else is drawn from.
@@ -64,7 +69,7 @@ class TorchEnv(EnvBase):
     def __init__(
         self, *, num_envs: int, device: torch.device | str = "cpu", seed: int | None = None
     ) -> None:
-        device = torch.device(device)
+        device, num_envs, seed = to_device(device), to_num_envs(num_envs), to_seed(seed)
         if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
             raise CapabilityError(
                 f"device is {str(device)!r}, but PyTorch sees {torch.cuda.device_count()} CUDA "
@@ -318,7 +323,7 @@ class TorchEnv(EnvBase):
         super().close(raise_if_closed=raise_if_closed)
 
     def _set_seed(self, seed: int | None) -> None:
-        if seed is not None:
+        if (seed := to_seed(seed)) is not None:
             self.generator.manual_seed(seed)
 
     def export_training_state(self) -> dict[str, int]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isfinite
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from unilab.envs.entity import find_names
+from unilab.envs.entity import Patterns, find_names
 from unilab.envs.managers.delay import DelayBuffer, DelayCfg, Recall
 from unilab.envs.managers.term import naming
 from unilab.errors import ConfigError
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 class ActionTermCfg(DelayCfg):
     """Actuators driven by a block of action columns: ``ctrl = offset + scale * action``."""
 
-    actuator_names: tuple[str, ...] = (".*",)
+    actuator_names: Patterns = (".*",)
     """Regular expressions, each matched against whole actuator names."""
     scale: float | dict[str, float] = 1.0
     """Factor for all, or by pattern of actuator names."""
@@ -140,9 +139,6 @@ def _driven(name: str, term: ActionTermCfg, names: list[str]) -> tuple[list[int]
     term.check_delay(label)
     found = find_names(term.actuator_names, names, "actuator")
     scale = term.scale if isinstance(term.scale, dict) else {".*": term.scale}
-    for value in scale.values():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
-            raise ConfigError(f"{label} has scale {term.scale!r}: give numbers")
     by_id = {
         i: float(value) for p, value in scale.items() for i in find_names([p], names, "actuator")
     }

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from unilab.envs.checks import check_fields
 from unilab.envs.finite import require_finite
-from unilab.envs.managers.countdown import Countdown
+from unilab.envs.managers.countdown import Countdown, check_waiting
 from unilab.envs.managers.term import check_scalar, naming
 from unilab.errors import ConfigError, did_you_mean
 
@@ -21,17 +22,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class CommandTermCfg(ABC):
-    """A command and how often it changes."""
+    """A command and how often it changes.
+
+    Raises:
+        ConfigError: a field is not what it says, or the times are not 0 < low <= high.
+    """
 
     resampling_time_range: tuple[float, float]
     """Seconds between draws, uniform."""
 
     def __post_init__(self) -> None:
-        low, high = self.resampling_time_range
-        if not 0.0 < low <= high:
-            raise ConfigError(
-                f"resampling_time_range is {self.resampling_time_range}: expected 0 < low <= high"
-            )
+        check_fields(self, "command")
+        check_waiting("resampling_time_range", self.resampling_time_range)
 
     @abstractmethod
     def build(self, env: ManagerBasedRlEnv) -> CommandTerm:

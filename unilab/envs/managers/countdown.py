@@ -8,11 +8,27 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from unilab.errors import ConfigError
+
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
 
 _SLACK = 1e-4
 """Control steps by which rounding may put a whole number of steps past itself."""
+
+
+def check_waiting(what: str, span: tuple[float, float]) -> None:
+    """Refuse waiting times that are none.
+
+    Args:
+        what: their name, for messages.
+        span: seconds, shortest and longest wait.
+
+    Raises:
+        ConfigError: names them.
+    """
+    if not 0.0 < span[0] <= span[1]:
+        raise ConfigError(f"{what} is {span}: expected 0 < low <= high")
 
 
 class Countdown:

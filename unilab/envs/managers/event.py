@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from unilab.envs.managers.countdown import Countdown
+from unilab.envs.checks import check_fields
+from unilab.envs.managers.countdown import Countdown, check_waiting
 from unilab.envs.managers.term import Term, bind_term
 from unilab.errors import ConfigError, did_you_mean
 
@@ -25,6 +26,9 @@ class EventTermCfg:
 
     Terms write state through the entity (``env.scene["robot"].write_...``). What they write is
     staged, checked as a whole and committed once.
+
+    Raises:
+        ConfigError: an unknown mode, or an interval that is none or not this mode's.
     """
 
     func: Callable[..., None]
@@ -36,6 +40,7 @@ class EventTermCfg:
     params: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        check_fields(self, "event")
         if self.mode not in MODES:
             raise ConfigError(
                 f"event mode is {self.mode!r}{did_you_mean(self.mode, MODES)}: "
@@ -47,11 +52,7 @@ class EventTermCfg:
                 "give interval_range_s exactly for mode 'interval'"
             )
         if self.interval_range_s is not None:
-            low, high = self.interval_range_s
-            if not 0.0 < low <= high:
-                raise ConfigError(
-                    f"interval_range_s is {self.interval_range_s}: expected 0 < low <= high"
-                )
+            check_waiting("interval_range_s", self.interval_range_s)
 
 
 class EventManager:

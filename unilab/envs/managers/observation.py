@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from unilab.envs.checks import Bound, check_fields, check_range
 from unilab.envs.finite import bad_rows, is_finite, non_finite
 from unilab.envs.managers.delay import DelayBuffer, DelayCfg, Recall
 from unilab.envs.managers.term import Term, bind_term, check_value, evaluate, first_values
@@ -23,14 +24,18 @@ GROUPS = ("obs", "critic")
 
 @dataclass(frozen=True, kw_only=True)
 class UniformNoiseCfg:
-    """Noise drawn uniformly from an interval and added to a term."""
+    """Noise drawn uniformly from an interval and added to a term.
+
+    Raises:
+        ConfigError: the bounds are not finite, or reversed.
+    """
 
     n_min: float
     n_max: float
 
     def __post_init__(self) -> None:
-        if not self.n_min <= self.n_max:
-            raise ConfigError(f"noise range is reversed: n_min {self.n_min} > n_max {self.n_max}")
+        check_fields(self, "noise")
+        check_range("(n_min, n_max) of the noise", (self.n_min, self.n_max))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +47,8 @@ class ObservationTermCfg(DelayCfg):
     params: dict[str, Any] = field(default_factory=dict)
     noise: UniformNoiseCfg | None = None
     """Sensor noise in the term's own unit; added if the group has ``enable_corruption``."""
-    clip: tuple[float, float] | None = None
-    """Bounds in the term's own unit, applied after the noise."""
+    clip: tuple[Bound, Bound] | None = None
+    """Bounds in the term's own unit, applied after the noise; one of them may be infinite."""
     scale: float | tuple[float, ...] = 1.0
     """Factor, or one for each column, applied after the clip."""
     history_length: int = 0
@@ -119,7 +124,13 @@ class ObservationManager:
         self._groups: dict[str, _Group] = {}
 
     def prepare(self) -> None:
-        """Measure the terms once and freeze scales, clips and noise; call after the first read."""
+        """Measure the terms once and freeze scales, clips and noise; call after the first read.
+
+        Raises:
+            ConfigError: a term returned something else than columns, or a scale, clip, delay or
+                history does not fit them.
+            NonFiniteError: a term returned values that are not finite.
+        """
         values = first_values(self._terms, self._env)
         for group, cfg in self._cfg.items():
             widths, columns, recalls = {}, [], {}
@@ -134,6 +145,11 @@ class ObservationManager:
                     dtype=torch.float32,
                     ndim=2,
                 )
+                if not value.shape[1]:
+                    raise ConfigError(
+                        f"{kind} term {name!r} returned no column: expected [num_envs, width] with "
+                        "a width of at least 1; leave the term out if it has nothing to show"
+                    )
                 widths[name] = value.shape[1]
                 columns.append(_columns(group, name, term, value.shape[1]))
                 recalls[name] = _recall(group, name, cfg, term, value.shape[1])
@@ -238,15 +254,18 @@ def _recall(
 
 def _columns(group: str, name: str, cfg: ObservationTermCfg, width: int) -> Tensor:
     """Scale, middle and half width of the noise, clip low and high of a term, ``[5, width]``."""
-    scale = torch.tensor(cfg.scale, dtype=torch.float32)
+    scale = torch.as_tensor(cfg.scale, dtype=torch.float32, device="cpu")
     if scale.ndim and len(scale) != width:
         raise ConfigError(
             f"observation ({group}) term {name!r} has {len(scale)} scales for {width} columns"
         )
     low, high = (cfg.noise.n_min, cfg.noise.n_max) if cfg.noise else (0.0, 0.0)
-    lower, upper = cfg.clip if cfg.clip else (-torch.inf, torch.inf)
-    if not lower <= upper:
-        raise ConfigError(f"observation ({group}) term {name!r} has a reversed clip {cfg.clip}")
+    lower, upper = cfg.clip if cfg.clip is not None else (-torch.inf, torch.inf)
+    if not (lower <= upper and lower < torch.inf and upper > -torch.inf):
+        raise ConfigError(
+            f"observation ({group}) term {name!r} has the clip {cfg.clip}: "
+            "expected (low, high), which values lie between"
+        )
     rows = [scale.expand(width)]
     middle, half = 0.5 * (low + high), 0.5 * (high - low)
     rows += [torch.full((width,), v) for v in (middle, half, lower, upper)]

@@ -11,6 +11,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from unilab.envs.checks import check_fields
 from unilab.envs.managers.term import Term, bind_term, check_value, evaluate, first_values
 from unilab.envs.recording import EpisodeFolder, RecordingCfg
 from unilab.errors import ConfigError, did_you_mean
@@ -23,7 +24,11 @@ MODES = ("pre_step", "post_step", "pre_reset", "post_reset")
 
 @dataclass(frozen=True, kw_only=True)
 class RecorderTermCfg:
-    """One thing that is recorded of every episode, under the term's name."""
+    """One thing that is recorded of every episode, under the term's name.
+
+    Raises:
+        ConfigError: an unknown mode.
+    """
 
     func: Callable[..., Tensor]
     """``func(env, **params) -> [num_envs, ...]``: any observation, reward or termination term, or
@@ -35,6 +40,7 @@ class RecorderTermCfg:
     params: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        check_fields(self, "recorder")
         if self.mode not in MODES:
             raise ConfigError(
                 f"recorder mode is {self.mode!r}{did_you_mean(self.mode, MODES)}: "

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from unilab.envs.checks import check_fits
 from unilab.envs.finite import bad_rows, is_finite, non_finite
 from unilab.envs.managers.term import bind_term, check_scalar, evaluate, first_values
 from unilab.errors import ConfigError, did_you_mean
@@ -31,14 +32,22 @@ class RewardManager:
     """Sums the terms and keeps each one's episode sum.
 
     Args:
-        cfg: the terms; those of weight 0 are not computed.
+        cfg: the terms; those of weight 0 are not computed, but must fit like any other.
         env: the environment.
+
+    Raises:
+        ConfigError: an unknown or missing parameter, entity, joint pattern or field.
+        CapabilityError: a sensor or field that the model does not have.
     """
 
     def __init__(self, cfg: Mapping[str, RewardTermCfg], env: ManagerBasedRlEnv) -> None:
         self._env = env
         active = {name: term for name, term in cfg.items() if term.weight != 0.0}
-        self._terms = [bind_term(env, "reward", name, term) for name, term in active.items()]
+        bound = [
+            bind_term(env, "reward", name, term, idle=name not in active)
+            for name, term in cfg.items()
+        ]
+        self._terms = [term for term in bound if term.name in active]
         self.term_names = list(active)
         weights = torch.tensor([t.weight for t in active.values()], device=env.device)
         self._weights = (weights * env.step_dt).unsqueeze(1)
@@ -56,8 +65,10 @@ class RewardManager:
         """Change the weight of a term, for a curriculum.
 
         Raises:
-            ConfigError: there is no such term, or it is not computed because its weight was 0.
+            ConfigError: the weight is no finite number, there is no such term, or it is not
+                computed because its weight was 0.
         """
+        check_fits(f"the new weight of reward term {name!r}", weight, float)
         self._weights[self._place(name)] = weight * self._env.step_dt
 
     def _place(self, name: str) -> int:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from unilab.envs.checks import check_fits, hints_of
 from unilab.envs.entity import SceneEntityCfg
 from unilab.envs.finite import bad_rows, is_finite
 from unilab.errors import CapabilityError, ConfigError, NonFiniteError, did_you_mean
@@ -121,7 +122,13 @@ class TermCfg(Protocol):
 
 
 def bind_term(
-    env: ManagerBasedRlEnv, kind: str, name: str, cfg: TermCfg, *, leading: int = 1
+    env: ManagerBasedRlEnv,
+    kind: str,
+    name: str,
+    cfg: TermCfg,
+    *,
+    leading: int = 1,
+    idle: bool = False,
 ) -> Term:
     """Check a term's parameters, resolve its entities and declare its reads.
 
@@ -131,15 +138,18 @@ def bind_term(
         name: the term's name in its manager.
         cfg: ``func(env, ..., **params)`` and its keyword parameters.
         leading: positional arguments that the manager passes.
+        idle: whether the term is only to be checked, because nothing will call it.
 
     Raises:
-        ConfigError: an unknown or missing parameter, entity, joint pattern or field.
+        ConfigError: an unknown or missing parameter, one that is not what its annotation says, an
+            unknown entity, joint pattern or field.
         CapabilityError: a sensor or field that the model does not have.
     """
-    with naming(kind, name), env.scene.declaring() as reads:
+    with naming(kind, name), env.scene.declaring(keep=not idle) as reads:
         func, bound = _bind(env, cfg, leading)
     term = Term(kind, name, func, bound, reads)
-    env.terms.append(term)
+    if not idle:
+        env.terms.append(term)
     return term
 
 
@@ -190,7 +200,7 @@ def _bind(
                 "the name of the parameter that holds the sensors' names"
             )
         value = bound[name]
-        if not isinstance(value, str | Iterable):
+        if not isinstance(value, str | Iterable) or not value:
             raise ConfigError(f"{name} is {value!r}: expected names of sensors")
         for sensor in (value,) if isinstance(value, str) else value:
             scene.declare_sensor(sensor)
@@ -204,8 +214,6 @@ def _bound_parameters(cfg: TermCfg, leading: int) -> dict[str, Any]:
     func, params = cfg.func, cfg.params
     if not callable(func):
         raise ConfigError(f"func is {func!r}, expected a function of the environment")
-    if not isinstance(params, Mapping):
-        raise ConfigError(f"params is {params!r}: expected a dict of keyword parameters")
     memory = func if isinstance(func, type) else None
     if memory is not None and not issubclass(memory, ManagerTermBase):
         raise ConfigError(f"the class {memory.__name__} is no ManagerTermBase: derive it")
@@ -217,6 +225,7 @@ def _bound_parameters(cfg: TermCfg, leading: int) -> dict[str, Any]:
     for key in params:
         if key not in names:
             raise ConfigError(f"{title} has no parameter {key!r}{did_you_mean(key, names)}")
+    hints = hints_of(called)
     bound: dict[str, Any] = {}
     for parameter in accepted:
         key = parameter.name
@@ -227,6 +236,8 @@ def _bound_parameters(cfg: TermCfg, leading: int) -> dict[str, Any]:
         if of_entity and not isinstance(value, SceneEntityCfg):
             given = repr(value) if isinstance(value, str) else "..."
             raise ConfigError(f"{key} is {value!r}: expected SceneEntityCfg({given})")
+        if key in params and not isinstance(value, SceneEntityCfg):  # whose patterns are resolved
+            check_fits(key, value, hints.get(key, Any), infinite=True)
     return bound
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from unilab.envs import rotations
+from unilab.envs.checks import check_fields, check_fits, check_range
 from unilab.envs.managers.command import CommandTerm, CommandTermCfg
 from unilab.errors import ConfigError, did_you_mean
 
@@ -27,7 +28,11 @@ class UniformVelocityCommandCfg(CommandTermCfg):
 
     @dataclass(frozen=True, kw_only=True)
     class Ranges:
-        """What is drawn, lower and upper bounds."""
+        """What is drawn, lower and upper bounds.
+
+        Raises:
+            ConfigError: bounds that are not finite, or reversed.
+        """
 
         lin_vel_x: tuple[float, float]
         """m/s, forward."""
@@ -39,10 +44,11 @@ class UniformVelocityCommandCfg(CommandTermCfg):
         """rad, of the direction to face, in the world frame; for ``heading_command``."""
 
         def __post_init__(self) -> None:
+            check_fields(self, "ranges")
             for field in fields(self):
                 bounds = getattr(self, field.name)
-                if bounds is not None and not bounds[0] <= bounds[1]:
-                    raise ConfigError(f"{field.name} is {bounds}: expected (low, high)")
+                if bounds is not None:
+                    check_range(field.name, bounds)
 
     ranges: Ranges
     rel_standing_envs: float = 0.0
@@ -101,6 +107,21 @@ class UniformVelocityCommand(CommandTerm):
         """Bounds in force, by name of the configuration's fields."""
         return dict(self._ranges)
 
+    def check_ranges(self, **ranges: tuple[float, float]) -> None:
+        """Refuse what :meth:`set_ranges` could not change.
+
+        Raises:
+            ConfigError: another name, or bounds that are reversed or not finite.
+        """
+        for name, bounds in ranges.items():
+            if name not in _VELOCITIES:
+                raise ConfigError(
+                    f"the command has no range {name!r}{did_you_mean(name, _VELOCITIES)}: "
+                    f"it has {_VELOCITIES}"
+                )
+            check_fits(name, bounds, tuple[float, float])
+            check_range(name, bounds)
+
     def set_ranges(self, **ranges: tuple[float, float]) -> None:
         """Change the bounds of later draws, for a curriculum.
 
@@ -108,16 +129,9 @@ class UniformVelocityCommand(CommandTerm):
             **ranges: new bounds of ``lin_vel_x``, ``lin_vel_y`` or ``ang_vel_z``.
 
         Raises:
-            ConfigError: another name, or reversed bounds.
+            ConfigError: as :meth:`check_ranges`.
         """
-        for name, (low, high) in ranges.items():
-            if name not in _VELOCITIES:
-                raise ConfigError(
-                    f"the command has no range {name!r}{did_you_mean(name, _VELOCITIES)}: "
-                    f"it has {_VELOCITIES}"
-                )
-            if not low <= high:
-                raise ConfigError(f"{name} is {(low, high)}: expected (low, high)")
+        self.check_ranges(**ranges)
         self._ranges.update(ranges)
         low, high = torch.tensor([self._ranges[name] for name in _VELOCITIES]).T
         self._low.copy_(low)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
+from unilab.envs.checks import check_range
 from unilab.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -51,8 +53,12 @@ def draw_around(
                 f"{kind} is {given!r}{did_you_mean(given, options)}: expected one of {options}"
             )
     low, high = params
-    if distribution != "gaussian" and not low <= high:
-        raise ConfigError(f"range {params} is reversed: expected (low, high)")
+    if distribution != "gaussian":
+        check_range("range", params)
+    elif not 0.0 <= high < math.inf or not math.isfinite(low):
+        raise ConfigError(
+            f"mean and deviation are {params}: expected finite ones, the latter at least 0"
+        )
     if distribution == "log_uniform" and not low > 0.0:
         raise ConfigError(f"range {params} is not positive, as log_uniform needs")
     n = env_ids.shape[0]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from unilab.envs import rotations
+from unilab.envs.checks import check_range
 from unilab.envs.entity import SceneEntityCfg
 from unilab.errors import ConfigError, did_you_mean
 
@@ -101,11 +102,10 @@ def _draw(env: ManagerBasedRlEnv, n: int, ranges: dict[str, Range]) -> Tensor:
 @cache
 def _bounds(ranges: tuple[tuple[str, Range], ...], device: torch.device) -> tuple[Tensor, Tensor]:
     """Lower bounds and widths by axis, ``[6]`` each."""
-    for axis, (low, high) in ranges:
+    for axis, span in ranges:
         if axis not in _AXES:
             raise ConfigError(f"no axis {axis!r}{did_you_mean(axis, _AXES)}: axes are {_AXES}")
-        if not low <= high:
-            raise ConfigError(f"range {(low, high)} of {axis!r} is reversed: expected (low, high)")
+        check_range(f"range of {axis!r}", span)
     given = dict(ranges)
     with torch.inference_mode(False):  # kept, and used in either mode
         lows, highs = torch.tensor([given.get(a, (0.0, 0.0)) for a in _AXES], device=device).T
@@ -113,6 +113,5 @@ def _bounds(ranges: tuple[tuple[str, Range], ...], device: torch.device) -> tupl
 
 
 def _uniform(env: ManagerBasedRlEnv, shape: tuple[int, int], span: Range) -> Tensor:
-    if not span[0] <= span[1]:
-        raise ConfigError(f"range {span} is reversed: expected (low, high)")
+    check_range("range", span)
     return torch.empty(shape, device=env.device).uniform_(*span, generator=env.generator)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from unilab.envs.entity import SceneEntityCfg
 from unilab.envs.managers.term import reads
+from unilab.errors import ConfigError
 
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
@@ -92,8 +93,16 @@ def sensor_values(
 
     Returns:
         ``[num_envs, sum of widths]``, or ``[num_envs, len(sensor_names)]`` for one component.
+
+    Raises:
+        ConfigError: a sensor has no such component.
     """
     values = [env.scene.sensor(name) for name in sensor_names]
     if component is not None:
+        for name, value in zip(sensor_names, values, strict=True):
+            if not 0 <= component < value.shape[1]:
+                raise ConfigError(
+                    f"component is {component}, but sensor {name!r} has {value.shape[1]} columns"
+                )
         values = [value[:, component : component + 1] for value in values]
     return torch.cat(values, dim=1)

@@ -6,7 +6,7 @@ import mujoco
 import numpy as np
 import pytest
 import torch
-from envs.tables import ON_TWINS, TWINS_XML, act, drive, go2, physics_state, twins_cfg
+from envs.tables import ON_TWINS, TWINS_XML, act, drive, go2, physics_state, twins, twins_cfg
 
 from unilab.envs import EventTermCfg, ManagerBasedRlEnv, ObservationTermCfg, SceneEntityCfg, mdp
 from unilab.errors import CapabilityError, ConfigError, NonFiniteError
@@ -271,7 +271,10 @@ def test_a_parameter_that_cannot_vary_is_refused_at_construction(tmp_path):
 
 MASS = {"mass_distribution_params": (0.5, 2.0), "operation": "scale", "asset_cfg": SECOND}
 BAD = {
-    "reversed": ({"mass_distribution_params": (2.0, 0.5)}, r"range \(2.0, 0.5\) is reversed"),
+    "reversed": (
+        {"mass_distribution_params": (2.0, 0.5)},
+        r"range is \(2.0, 0.5\), which is reversed",
+    ),
     "operation": ({"operation": "scales"}, r"operation is 'scales' \(did you mean 'scale'"),
     "distribution": ({"distribution": "normal"}, r"distribution is 'normal'.*expected one of"),
     "log of 0": (
@@ -330,3 +333,10 @@ hard_wired.writes_fields = ("body_mass", "body_inertia")
 def test_an_entity_written_into_the_code_of_a_term_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="must be a parameter of the term to be resolved"):
         randomised(tmp_path, event(hard_wired))
+
+
+def test_gains_of_motors_cannot_be_varied(tmp_path):
+    vary = EventTermCfg(func=mdp.randomize_actuator_gains, mode="reset", params=ON_TWINS)
+    message = r"^event term 'bad': actuators \['first_motor', 'second_motor'\] are no position act"
+    with pytest.raises(CapabilityError, match=message):
+        twins(tmp_path, events={"bad": vary})

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from unilab.envs.entity import SceneEntityCfg
-from unilab.envs.managers.term import writes
+from unilab.envs.managers.event import EventTermCfg
+from unilab.envs.managers.term import ManagerTermBase, writes
 from unilab.envs.mdp.draws import Distribution, Operation, Range, draw_around, require_positive
-from unilab.errors import ConfigError
+from unilab.errors import CapabilityError, ConfigError
 
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
@@ -176,15 +177,7 @@ def randomize_joint_parameters(
 
 
 @writes("actuator_gainprm", "actuator_biasprm")
-def randomize_actuator_gains(
-    env: ManagerBasedRlEnv,
-    env_ids: Tensor,
-    stiffness_distribution_params: Range | None = None,
-    damping_distribution_params: Range | None = None,
-    operation: Operation = "scale",
-    asset_cfg: SceneEntityCfg = _ROBOT,
-    distribution: Distribution = "uniform",
-) -> None:
+class randomize_actuator_gains(ManagerTermBase):
     """Vary the gains of position actuators.
 
     Args:
@@ -195,21 +188,45 @@ def randomize_actuator_gains(
         operation: what the draws do to the model's gains.
         asset_cfg: the entity and its ``actuator_names`` or ``joint_names``.
         distribution: how to draw.
+
+    Raises:
+        CapabilityError: an actuator has no gains, as a motor.
     """
-    ids = _index(asset_cfg.actuator_ids)
-    if stiffness_distribution_params is not None:
-        nominal = env.scene.nominal("actuator_gainprm")[ids, 0]
-        params = stiffness_distribution_params
-        stiffness = draw_around(env, env_ids, nominal, params, operation, distribution)
-        require_positive(stiffness, "stiffness", params, zero=True)
-        env.scene.write_field("actuator_gainprm", (ids, 0), stiffness)
-        env.scene.write_field("actuator_biasprm", (ids, 1), -stiffness)
-    if damping_distribution_params is not None:
-        nominal = -env.scene.nominal("actuator_biasprm")[ids, 2]
-        params = damping_distribution_params
-        damping = draw_around(env, env_ids, nominal, params, operation, distribution)
-        require_positive(damping, "damping", params, zero=True)
-        env.scene.write_field("actuator_biasprm", (ids, 2), -damping)
+
+    def __init__(self, cfg: EventTermCfg, env: ManagerBasedRlEnv) -> None:
+        super().__init__(cfg, env)
+        chosen = [env.backend.actuators[i] for i in _index(cfg.params["asset_cfg"].actuator_ids)]
+        motors = [a.name for a in chosen if a.stiffness == 0.0]
+        if motors:
+            raise CapabilityError(
+                f"actuators {motors} are no position actuators and have no gains to vary: "
+                "choose others with actuator_names, or leave the term out"
+            )
+
+    def __call__(
+        self,
+        env: ManagerBasedRlEnv,
+        env_ids: Tensor,
+        stiffness_distribution_params: Range | None = None,
+        damping_distribution_params: Range | None = None,
+        operation: Operation = "scale",
+        asset_cfg: SceneEntityCfg = _ROBOT,
+        distribution: Distribution = "uniform",
+    ) -> None:
+        ids = _index(asset_cfg.actuator_ids)
+        if stiffness_distribution_params is not None:
+            nominal = env.scene.nominal("actuator_gainprm")[ids, 0]
+            params = stiffness_distribution_params
+            stiffness = draw_around(env, env_ids, nominal, params, operation, distribution)
+            require_positive(stiffness, "stiffness", params, zero=True)
+            env.scene.write_field("actuator_gainprm", (ids, 0), stiffness)
+            env.scene.write_field("actuator_biasprm", (ids, 1), -stiffness)
+        if damping_distribution_params is not None:
+            nominal = -env.scene.nominal("actuator_biasprm")[ids, 2]
+            params = damping_distribution_params
+            damping = draw_around(env, env_ids, nominal, params, operation, distribution)
+            require_positive(damping, "damping", params, zero=True)
+            env.scene.write_field("actuator_biasprm", (ids, 2), -damping)
 
 
 @writes("opt.gravity")

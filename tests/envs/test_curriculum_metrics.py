@@ -138,13 +138,23 @@ def test_a_curriculum_that_does_not_fit_fails_at_construction(tmp_path, kind):
     ("stage", "message"),
     [
         ({"lin_vel_x": (0.0, 1.0)}, r"stage \{'lin_vel_x': \(0.0, 1.0\)\} has no 'step'"),
-        ({"step": -1, "lin_vel_z": (0.0, 1.0)}, r"no range 'lin_vel_z' \(did you mean 'lin_vel_"),
-        ({"step": -1, "lin_vel_x": (1.0, 0.0)}, r"lin_vel_x is \(1.0, 0.0\): expected \(low, hi"),
+        ({"step": 0, "lin_vel_z": (0.0, 1.0)}, r"no range 'lin_vel_z' \(did you mean 'lin_vel_"),
+        ({"step": 0, "lin_vel_x": (1.0, 0.0)}, r"lin_vel_x is \(1.0, 0.0\), which is reversed"),
+        ({"step": 0, "lin_vel_x": 1.0}, "lin_vel_x is 1.0: expected 2 finite numbers"),
+        ({"step": -1}, r"stage \{'step': -1\} is out of order: its step must be at least 0"),
+        ({"step": 1e6}, "step of a stage is 1000000.0: expected an integer"),
+        ("step 5", "velocity_stages is .'step 5'.: expected a tuple of dicts"),
     ],
 )
 def test_a_velocity_stage_of_no_sense_fails_at_construction(stage, message):
     params = {"command_name": "base_velocity", "velocity_stages": [stage]}
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=rf"^curriculum term 'bad': .*{message}"):
+        go2(curriculum={"bad": CurriculumTermCfg(func=mdp.commands_vel, params=params)})
+
+
+def test_velocity_stages_out_of_order_fail_at_construction():
+    params = {"command_name": "base_velocity", "velocity_stages": [{"step": 10}, {"step": 5}]}
+    with pytest.raises(ConfigError, match="out of order: its step must be at least 11"):
         go2(curriculum={"bad": CurriculumTermCfg(func=mdp.commands_vel, params=params)})
 
 

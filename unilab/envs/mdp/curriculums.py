@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from unilab.envs.checks import check_fits
+from unilab.envs.managers.curriculum import CurriculumTermCfg
+from unilab.envs.managers.term import ManagerTermBase
 from unilab.envs.mdp.commands import UniformVelocityCommand
+from unilab.envs.mdp.draws import Range
 from unilab.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,12 +41,7 @@ def modify_reward_weight(
     return now
 
 
-def commands_vel(
-    env: ManagerBasedRlEnv,
-    env_ids: Tensor,
-    command_name: str,
-    velocity_stages: Sequence[dict[str, Any]],
-) -> dict[str, float]:
+class commands_vel(ManagerTermBase):
     """Widen (or narrow) a velocity command in stages.
 
     Args:
@@ -54,19 +53,47 @@ def commands_vel(
 
     Returns:
         The upper bounds in force.
+
+    Raises:
+        ConfigError: at construction: another command, or a stage without a step, with one that is
+            not after that of the stage before, or with bounds that do not fit.
     """
-    command = env.command_manager.get_term(command_name)
-    if not isinstance(command, UniformVelocityCommand):
-        raise ConfigError(
-            f"command {command_name!r} is a {type(command).__name__}: "
-            "commands_vel needs a UniformVelocityCommand"
-        )
-    ranges = command.ranges
-    for stage in velocity_stages:
-        if "step" not in stage:
-            raise ConfigError(f"stage {stage} has no 'step'")
-        if env.common_step_counter > stage["step"]:
-            ranges.update({k: v for k, v in stage.items() if k != "step" and v is not None})
-    if ranges != command.ranges:
-        command.set_ranges(**ranges)
-    return {f"{name}_max": high for name, (_, high) in command.ranges.items()}
+
+    def __init__(self, cfg: CurriculumTermCfg, env: ManagerBasedRlEnv) -> None:
+        super().__init__(cfg, env)
+        name, last = cfg.params["command_name"], -1
+        command = env.command_manager.get_term(name)
+        if not isinstance(command, UniformVelocityCommand):
+            raise ConfigError(
+                f"command {name!r} is a {type(command).__name__}: "
+                "commands_vel needs a UniformVelocityCommand"
+            )
+        self._command = command
+        self._stages: list[tuple[int, dict[str, Range]]] = []
+        for stage in cfg.params["velocity_stages"]:
+            if "step" not in stage:
+                raise ConfigError(f"stage {stage} has no 'step'")
+            check_fits("step of a stage", stage["step"], int)
+            if stage["step"] <= last:
+                raise ConfigError(
+                    f"stage {stage} is out of order: its step must be at least {last + 1}"
+                )
+            ranges = {k: v for k, v in stage.items() if k != "step" and v is not None}
+            command.check_ranges(**ranges)
+            last = stage["step"]
+            self._stages.append((last, ranges))
+
+    def __call__(
+        self,
+        env: ManagerBasedRlEnv,
+        env_ids: Tensor,
+        command_name: str,
+        velocity_stages: Sequence[dict[str, Any]],
+    ) -> dict[str, float]:
+        ranges = self._command.ranges
+        for step, changed in self._stages:
+            if env.common_step_counter > step:
+                ranges |= changed
+        if ranges != self._command.ranges:
+            self._command.set_ranges(**ranges)
+        return {f"{name}_max": high for name, (_, high) in self._command.ranges.items()}

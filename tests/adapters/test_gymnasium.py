@@ -130,12 +130,22 @@ def test_a_mask_resets_some_environments(tmp_path):
     assert envs.env.episode_length.tolist() == [1, 0, 1, 0]
 
 
+@pytest.mark.parametrize("seed", [np.int64(7), np.uint8(7)])
+def test_a_seed_of_numpy_is_the_same_seed(tmp_path, seed):
+    envs = GymnasiumVectorEnv(twins(tmp_path))
+    obs, _ = envs.reset(seed=seed)
+    again, _ = envs.reset(seed=7)
+    assert np.array_equal(obs, again)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda e: e.reset(seed=[0, 1, 2, 3]), r"seed is \[0, 1, 2, 3\]: give one integer"),
-        (lambda e: e.reset(seed=True), "seed is True: give one integer"),
-        (lambda e: e.reset(options={"where": 1}), r"options are \['where'\]: there is only"),
+        (lambda e: e.reset(seed=[0, 1, 2, 3]), r"seed is \[0, 1, 2, 3\]: give an integer"),
+        (lambda e: e.reset(seed=True), "seed is True: give an integer"),
+        (lambda e: e.reset(seed=-1), "seed is -1: give an integer from 0 to"),
+        (lambda e: e.reset(options={"where": 1}), r"options are \{'where': 1\}: there is only"),
+        (lambda e: e.reset(options=["reset_mask"]), r"options are \['reset_mask'\]: there is only"),
         (lambda e: e.step(np.zeros((4, 2))), r"were not reset: call reset\(\) first"),
         (
             lambda e: e.reset(options={"reset_mask": np.ones(4, bool)}),
@@ -143,9 +153,24 @@ def test_a_mask_resets_some_environments(tmp_path):
         ),
         (
             lambda e: (e.reset(), e.reset(options={"reset_mask": np.ones(4)})),
-            r"_reset is torch.float64 .*: expected a torch.bool mask",
+            "reset_mask has dtype torch.float64: expected torch.bool",
         ),
-        (lambda e: (e.reset(), e.step(np.zeros((4, 3)))), r"action has shape \(4, 3\)"),
+        (
+            lambda e: (e.reset(), e.reset(options={"reset_mask": np.ones(3, bool)})),
+            r"reset_mask is of shape \(3,\): expected \(4,\)",
+        ),
+        (
+            lambda e: (e.reset(), e.reset(options={"reset_mask": "all"})),
+            r"reset_mask is 'all': expected an array of shape \(4,\)",
+        ),
+        (
+            lambda e: (e.reset(), e.step(np.zeros((4, 3)))),
+            r"actions are of shape \(4, 3\): expected \(4, 2\)",
+        ),
+        (
+            lambda e: (e.reset(), e.step(None)),
+            r"actions are None: expected an array of shape \(4, 2\)",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(tmp_path, call, message):

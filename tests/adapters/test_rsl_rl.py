@@ -204,3 +204,21 @@ def test_rsl_rls_runner_trains_and_logs(task, tmp_path):
     # What the environment went through in inference mode can be used outside it.
     obs, *_ = env.step(torch.zeros(16, env.num_actions))
     assert obs["policy"].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("actions", "given"),
+    [
+        (torch.zeros(2), r"of shape \(2,\)"),
+        (torch.zeros(1, 2), r"of shape \(1, 2\)"),
+        (torch.zeros(4, 3), r"of shape \(4, 3\)"),
+        (None, "a NoneType"),
+    ],
+)
+def test_actions_are_a_row_for_each_environment(tmp_path, actions, given):
+    """Not one row for all, as a clamp to the bounds would broadcast it."""
+    env = RslRlVecEnv(twins(tmp_path))
+    with pytest.raises(
+        ConfigError, match=rf"actions are {given}: expected a tensor of shape \(4, 2\)"
+    ):
+        env.step(actions)

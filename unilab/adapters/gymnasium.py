@@ -13,6 +13,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from unilab.envs import TorchEnv
+from unilab.envs.checks import to_seed
 from unilab.errors import ConfigError
 
 __all__ = ["GymnasiumVectorEnv"]
@@ -68,6 +69,7 @@ class GymnasiumVectorEnv(VectorEnv):
         self.single_action_space = gymnasium.spaces.Box(low, high, low.shape, np.float32)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self._action_shape = tuple(env.action_spec.shape)
         self._root: TensorDictBase | None = None
 
     def reset(
@@ -80,21 +82,23 @@ class GymnasiumVectorEnv(VectorEnv):
             options: ``reset_mask``, ``[num_envs]`` bool, says which; the others stay as they are.
 
         Raises:
-            ConfigError: a seed that is no integer, other options, or a mask before the first reset.
+            ConfigError: a seed that is not one integer from 0 to 2^32 - 1, other options, another
+                mask, or a mask before the first reset.
         """
         if seed is not None:
-            if isinstance(seed, bool) or not isinstance(seed, int):
-                raise ConfigError(f"seed is {seed!r}: give one integer for all environments")
+            seed = to_seed(seed)
             super().reset(seed=seed)
             self.env.set_seed(seed, static_seed=True)
-        options = dict(options or {})
-        mask = options.pop("reset_mask", None)
-        if options:
-            raise ConfigError(f"options are {sorted(options)}: there is only 'reset_mask'")
+        options = {} if options is None else options
+        if not isinstance(options, dict) or set(options) - {"reset_mask"}:
+            raise ConfigError(f"options are {options}: there is only 'reset_mask'")
+        mask = options.get("reset_mask")
         if mask is None:
             self._root = self.env.reset()
         else:
-            rows = torch.as_tensor(mask, device=self.env.device)
+            rows = self._tensor("reset_mask is", mask, (self.num_envs,))
+            if rows.dtype != torch.bool:
+                raise ConfigError(f"reset_mask has dtype {rows.dtype}: expected torch.bool")
             self._root = self.env.reset(self._begun().set("_reset", rows))
         return self._observation(self._root), {}
 
@@ -105,9 +109,10 @@ class GymnasiumVectorEnv(VectorEnv):
             actions: ``[num_envs, action_dim]``, within ``action_space``.
 
         Raises:
-            ConfigError: there was no reset before, or the actions have another shape.
+            ConfigError: there was no reset before, or the actions are no numbers or have another
+                shape.
         """
-        given = torch.as_tensor(actions, dtype=torch.float32, device=self.env.device)
+        given = self._tensor("actions are", actions, self._action_shape, torch.float32)
         data, self._root = self.env.step_and_maybe_reset(self._begun().set("action", given))
         after = data["next"]
         info = {}
@@ -121,6 +126,18 @@ class GymnasiumVectorEnv(VectorEnv):
         if self._root is None:
             raise ConfigError("the environments were not reset: call reset() first")
         return self._root
+
+    def _tensor(
+        self, what: str, value: Any, shape: tuple[int, ...], dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """What a caller gave as an array, if it has the shape."""
+        try:
+            given = torch.as_tensor(value, dtype=dtype, device=self.env.device)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ConfigError(f"{what} {value!r}: expected an array of shape {shape}") from error
+        if given.shape != shape:
+            raise ConfigError(f"{what} of shape {tuple(given.shape)}: expected {shape}")
+        return given
 
     def _final(self, after: TensorDictBase) -> dict[str, Any]:
         """What Gymnasium's info has of the episodes that ended."""

@@ -57,6 +57,7 @@ class RslRlVecEnv(VecEnv):
         self.num_actions: int = env.action_spec.shape[-1]
         self.max_episode_length: int = int(length)
         self.device: torch.device = env.device
+        self._shape = env.action_spec.shape
         self._bounds = env.action_spec.space if clip_actions else None
         self._drain_metrics = getattr(env, "drain_metrics", dict)
         self._root: TensorDictBase = env.reset()
@@ -100,7 +101,18 @@ class RslRlVecEnv(VecEnv):
             ``time_outs``, ``[num_envs]`` bool: the episodes that only ran out of time, which
             RSL-RL bootstraps. When an episode ended, ``log`` has the means over those that did,
             by our metrics' names.
+
+        Raises:
+            ConfigError: the actions are no float32 tensor of this shape.
         """
+        if not isinstance(actions, Tensor) or actions.shape != self._shape:
+            is_a = type(actions).__name__
+            given = (
+                f"of shape {tuple(actions.shape)}" if isinstance(actions, Tensor) else f"a {is_a}"
+            )
+            raise ConfigError(
+                f"actions are {given}: expected a tensor of shape {tuple(self._shape)}"
+            )
         if self._bounds is not None:
             actions = torch.clamp(actions, self._bounds.low, self._bounds.high)
         data, self._root = self.env.step_and_maybe_reset(self._root.set("action", actions))
@@ -114,7 +126,11 @@ class RslRlVecEnv(VecEnv):
         return self.get_observations(), after["reward"].squeeze(-1), dones.long(), extras
 
     def seed(self, seed: int) -> int:
-        """Seed what is random in the environment; takes effect with the next draw."""
+        """Seed what is random in the environment; takes effect with the next draw.
+
+        Raises:
+            ConfigError: it is no integer from 0 to 2^32 - 1.
+        """
         self.env.set_seed(seed, static_seed=True)
         return seed
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import unilab
 from unilab import registry
 from unilab.errors import CapabilityError, ConfigError, NonFiniteError
 from unilab.tasks import PORTED_TASKS
+from unilab.tasks.gym.hopper import HopperCfg
 from unilab.tasks.ported import PortedEnv
 
 gymnasium = pytest.importorskip(
@@ -266,6 +268,20 @@ def test_its_factory_travels_to_another_process() -> None:
 def test_an_override_that_does_not_fit_says_so(task: str, overrides: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         registry.factory(f"gym/{task}-v5", num_envs=1, overrides=overrides)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"healthy_reward": math.nan}, "healthy_reward is nan: expected a finite number"),
+        ({"healthy_z_range": 0.7}, "healthy_z_range is 0.7: expected 2 numbers"),
+        ({"terminate_when_unhealthy": "no"}, "terminate_when_unhealthy is 'no': expected True or"),
+        ({"num_threads": 1.5}, "num_threads is 1.5: expected an integer"),
+    ],
+)
+def test_a_value_that_is_not_what_its_field_says_is_refused(changes: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        HopperCfg(**changes)
 
 
 def test_without_gymnasium_a_task_says_what_to_install(monkeypatch) -> None:

@@ -18,6 +18,7 @@ from torchrl.data import Bounded
 
 from unilab.backends import MujocoBackend
 from unilab.envs import TorchEnv
+from unilab.envs.checks import check_fields
 from unilab.envs.episodes import EpisodeSums
 from unilab.envs.finite import bad_rows, is_finite, non_finite
 from unilab.errors import CapabilityError, ConfigError
@@ -39,6 +40,7 @@ class PortedEnvCfg:
     """Physics threads; 0 takes all cores."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not self.episode_length_s > 0.0:
             raise ConfigError(f"episode_length_s is {self.episode_length_s}: give more than 0")
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from unilab.envs.checks import Bound
 from unilab.tasks.gym.contact_forces import ContactEnv
 from unilab.tasks.gym.env import HealthyCfg, check_range
 
@@ -20,10 +21,10 @@ class AntCfg(HealthyCfg):
     ctrl_cost_weight: float = 0.5
     contact_cost_weight: float = 5e-4
     """Cost of the squared contact forces, summed over the bodies."""
-    contact_force_range: tuple[float, float] = (-1.0, 1.0)
+    contact_force_range: tuple[Bound, Bound] = (-1.0, 1.0)
     """N and N m, to which contact forces are clipped."""
     reset_noise_scale: float = 0.1
-    healthy_z_range: tuple[float, float] = (0.2, 1.0)
+    healthy_z_range: tuple[Bound, Bound] = (0.2, 1.0)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -11,6 +11,7 @@ import mujoco
 import torch
 from torch import Tensor
 
+from unilab.envs.checks import Bound
 from unilab.errors import CapabilityError, ConfigError
 from unilab.tasks.ported import PortedEnv, PortedEnvCfg, quietly, suite_folder
 
@@ -40,7 +41,7 @@ class HealthyCfg(GymEnvCfg):
     """Reward of a step in which the robot stays healthy."""
     terminate_when_unhealthy: bool = True
     """Whether an unhealthy robot's episode ends."""
-    healthy_z_range: tuple[float, float]
+    healthy_z_range: tuple[Bound, Bound]
     """m, heights at which the robot is healthy."""
 
     def __post_init__(self) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from unilab.envs.checks import Bound
 from unilab.tasks.gym.env import FallingEnv, HealthyCfg, between, check_range
 
 
@@ -19,10 +20,10 @@ class HopperCfg(HealthyCfg):
     episode_length_s: float = 8.0
     ctrl_cost_weight: float = 1e-3
     reset_noise_scale: float = 5e-3
-    healthy_z_range: tuple[float, float] = (0.7, math.inf)
-    healthy_angle_range: tuple[float, float] = (-0.2, 0.2)
+    healthy_z_range: tuple[Bound, Bound] = (0.7, math.inf)
+    healthy_angle_range: tuple[Bound, Bound] = (-0.2, 0.2)
     """rad, angles of the torso at which the robot is healthy."""
-    healthy_state_range: tuple[float, float] = (-100.0, 100.0)
+    healthy_state_range: tuple[Bound, Bound] = (-100.0, 100.0)
     """m, rad and their rates, for every other coordinate."""
 
     def __post_init__(self) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from unilab.envs.checks import Bound
 from unilab.tasks.gym.contact_forces import ContactEnv
 from unilab.tasks.gym.env import HealthyCfg, between, check_range
 
@@ -22,11 +23,11 @@ class HumanoidCfg(HealthyCfg):
     ctrl_cost_weight: float = 0.1
     contact_cost_weight: float = 5e-7
     """Cost of the squared contact forces, summed over the bodies."""
-    contact_cost_range: tuple[float, float] = (-math.inf, 10.0)
+    contact_cost_range: tuple[Bound, Bound] = (-math.inf, 10.0)
     """To which the cost of contacts is clipped."""
     healthy_reward: float = 5.0
     reset_noise_scale: float = 1e-2
-    healthy_z_range: tuple[float, float] = (1.0, 2.0)
+    healthy_z_range: tuple[Bound, Bound] = (1.0, 2.0)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from unilab.envs.checks import Bound
 from unilab.tasks.gym.env import FallingEnv, HealthyCfg, between, check_range
 
 
@@ -18,8 +19,8 @@ class Walker2dCfg(HealthyCfg):
     episode_length_s: float = 8.0
     ctrl_cost_weight: float = 1e-3
     reset_noise_scale: float = 5e-3
-    healthy_z_range: tuple[float, float] = (0.8, 2.0)
-    healthy_angle_range: tuple[float, float] = (-1.0, 1.0)
+    healthy_z_range: tuple[Bound, Bound] = (0.8, 2.0)
+    healthy_angle_range: tuple[Bound, Bound] = (-1.0, 1.0)
     """rad, angles of the torso at which the robot is healthy."""
 
     def __post_init__(self) -> None:

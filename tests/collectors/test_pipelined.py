@@ -19,8 +19,8 @@ from reference.pendulum import pendulum
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule
 from torchrl.collectors import Collector
-from torchrl.data import LazyTensorStorage, ReplayBuffer
-from torchrl.envs import InitTracker, TransformedEnv
+from torchrl.data import LazyTensorStorage, ListStorage, ReplayBuffer
+from torchrl.envs import Compose, InitTracker, StepCounter, TransformedEnv, VecNormV2
 from torchrl.envs.utils import ExplorationType
 
 import unilab
@@ -246,6 +246,14 @@ def test_a_replay_buffer_is_extended_in_place_of_yielding(pipelined):
     assert torch.equal(buffer[:]["obs"], torch.cat([b.reshape(-1)["obs"] for b in theirs]))
 
 
+def test_a_buffer_that_keeps_what_it_is_given_gets_copies(pipelined):
+    buffer = ReplayBuffer(storage=ListStorage(100), batch_size=4)
+    kwargs = {"frames_per_batch": N, "total_frames": 8 * N, "postproc": lambda b: b.reshape(-1)}
+    assert list(pipelined(Counting(), replay_buffer=buffer, **kwargs)) == [None] * 8
+    steps = [row["next", "obs"][1].item() for row in buffer[:]]
+    assert steps == [1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4, 1, 5, 5, 2, 1, 6, 3, 2, 1, 4, 3, 2]
+
+
 def test_multi_step_returns_join_the_batches_over_resets(pipelined):
     def never(td: TensorDictBase) -> TensorDictBase:
         return td.set("action", torch.zeros(N, 1))
@@ -278,13 +286,88 @@ def test_iteration_goes_on_where_it_was_left_and_counts_in_its_state(pipelined):
     state = collector.state_dict()
     assert state["frames"] == 5 * N
     # The environment is a step ahead; the state is that of the steps handed out.
-    assert state["env_state_dict"]["control_steps"] == 5
+    assert state["env_training_state"]["control_steps"] == 5
     ours += list(collector)
     assert_same(ours, list(sync(make_pendulum, explorer(), **kwargs)))
-    state["env_state_dict"]["control_steps"] = 77
+    state["env_training_state"]["control_steps"] = 77
     collector.load_state_dict(state)
     assert collector.env.call("export_training_state")["control_steps"] == 77
     assert len(list(collector)) == 7
+
+
+def test_the_state_has_that_of_the_transforms_and_goes_on_numbering_episodes(pipelined):
+    def normalised() -> TransformedEnv:
+        return TransformedEnv(
+            Counting()(), Compose(InitTracker(), VecNormV2(["obs"], decay=0.9), StepCounter())
+        )
+
+    kwargs = {"frames_per_batch": N, "total_frames": 12 * N}
+    collector = pipelined(normalised, **kwargs)
+    batches = [batch for _, batch in zip(range(6), collector, strict=False)]
+    state = collector.state_dict()
+    again = pipelined(normalised, **kwargs)
+    again.load_state_dict(state)
+    theirs, moments = again.env.call("state_dict"), "transforms.1._extra_state"
+    assert set(theirs) == set(state["env_state_dict"])
+    assert torch.equal(
+        theirs[moments]["loc.-|-.obs"], state["env_state_dict"][moments]["loc.-|-.obs"]
+    )
+    assert theirs[moments]["loc.-|-.obs"].any()
+    used = {int(i) for batch in batches for i in batch["collector", "traj_ids"].flatten()}
+    assert not used & set(next(iter(again))["collector", "traj_ids"].flatten().tolist())
+
+
+@pytest.mark.parametrize("ticks", [1, 3])
+def test_ctrl_c_in_the_policy_loses_no_batch(pipelined, ticks):
+    calls = 0
+
+    def policy(td: TensorDictBase) -> TensorDictBase:
+        nonlocal calls
+        calls += 1
+        if calls in (4, 5, 9):
+            raise KeyboardInterrupt
+        return td.set("action", torch.zeros(N, 1))
+
+    collector = pipelined(Counting(), policy, frames_per_batch=N * ticks, total_frames=12 * N)
+    ours: list[TensorDictBase] = []
+    interruptions = 0
+    while len(ours) < 12 // ticks:
+        try:
+            ours += [next(iter(collector))]
+        except KeyboardInterrupt:
+            interruptions += 1
+    assert interruptions == 3
+    steps = torch.cat([batch["next", "obs"][2, :, 1] for batch in ours])
+    assert steps.tolist() == [1, 2, 3, 4, 5, 6] * 2
+
+
+def test_a_step_that_was_sent_when_ctrl_c_came_is_not_taken_twice(pipelined):
+    collector = pipelined(Counting(), frames_per_batch=N, total_frames=12 * N)
+    send, sent = collector.env.send, []
+
+    def interrupted(*message: Any) -> None:
+        send(*message)
+        sent.append(message[0])
+        if sent.count("step") in (4, 5):
+            raise KeyboardInterrupt
+
+    collector.env.send = interrupted
+    ours: list[float] = []
+    while len(ours) < 12:
+        try:
+            ours += [batch["next", "obs"][2, 0, 1].item() for batch in [next(iter(collector))]]
+        except KeyboardInterrupt:
+            continue
+    assert ours == [1, 2, 3, 4, 5, 6] * 2
+    assert collector.env.block.header[Word.TICKS] == 12
+
+
+def test_an_environment_has_one_collector(pipelined):
+    env = EnvProcess(Counting())
+    collector = pipelined(env, frames_per_batch=N, total_frames=3 * N)
+    with pytest.raises(CollectorError, match="one EnvProcess for each collector"):
+        PipelinedCollector(env, frames_per_batch=N)
+    assert len(list(collector)) == 3
 
 
 def test_metrics_of_the_environment_reach_the_learner(pipelined):

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from reference.counting import Counting
 from tensordict import TensorDict
+from torchrl.data import LazyTensorStorage, ReplayBuffer
 
 import unilab
 from unilab.collectors import PipelinedCollector
@@ -50,6 +51,19 @@ def test_c10_an_error_in_the_loop_shuts_the_collector_down_as_well():
     with pytest.raises(ZeroDivisionError), AsyncRunner(collector) as running:
         _ = [len(batch) / 0 for batch in running]
     assert collector.times == 1
+
+
+def test_batches_that_went_into_the_collectors_own_buffer_count_as_ticks():
+    collector = PipelinedCollector(
+        Counting(),
+        frames_per_batch=6,
+        total_frames=18,
+        replay_buffer=ReplayBuffer(storage=LazyTensorStorage(100)),
+        postproc=lambda batch: batch.reshape(-1),
+    )
+    with AsyncRunner(collector) as running:
+        assert list(running) == [None] * 3
+        assert running.tick == 5
 
 
 def test_a_signal_ends_iteration_after_the_batch_at_hand():

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torchrl.collectors import Collector
 
 from unilab.data import make_replay_buffer
-from unilab.errors import CheckpointError, CollectorError, NonFiniteError
+from unilab.errors import CheckpointError, CollectorError, ConfigError, NonFiniteError
 from unilab.record import MetricLogger, RunFolder, metric
 from unilab.trainers import Evaluator, OffPolicyRunner
 
@@ -35,6 +36,15 @@ def test_updates_begin_when_the_buffer_holds_learning_starts(session):
     run.train(TICKS, learning_starts=40)
     # The buffer holds 40 transitions after the 10th of the 20 ticks.
     assert run.learner.update_count == TICKS - 10 + 1
+
+
+def test_a_collector_that_keeps_the_data_to_itself_is_refused(session):
+    run = session()
+    collector = Collector(
+        run.env, run.policy, frames_per_batch=4, total_frames=8, replay_buffer=run.buffer
+    )
+    with pytest.raises(ConfigError, match="replay_buffer of its own"):
+        OffPolicyRunner(collector, run.learner, run.buffer, run.rewards, learning_starts=40)
 
 
 def test_updates_per_step_multiplies_the_updates(session):

@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
-from torch import nn
+from torch import Tensor, nn
 from torchrl.collectors import BaseCollector
-from torchrl.data import ReplayBuffer
+from torchrl.data import ReplayBuffer, TensorStorage
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
+from unilab.collectors.carried import Carried
 from unilab.collectors.placement import Placement, resolve_collector_tensor_placement
 from unilab.collectors.process import EnvProcess, Interrupted, Interruptor
 from unilab.collectors.ring import Ring, pin
@@ -55,7 +56,8 @@ class PipelinedCollector(BaseCollector):
             device. By default the ring is on the CPU and the policy where its parameters are.
         exploration_type: under which the policy acts.
         postproc: applied to each batch.
-        replay_buffer: extended with each batch, straight from shared memory; None is yielded then.
+        replay_buffer: extended with each batch, straight from shared memory where its storage
+            copies what it is given; None is yielded then.
         return_same_td: hand out the shared memory itself, valid until the next batch is asked
             for, instead of a copy.
         track_traj_ids: number the episodes, in ``("collector", "traj_ids")``.
@@ -71,8 +73,8 @@ class PipelinedCollector(BaseCollector):
     Raises:
         ConfigError: frames_per_batch is below 1.
         PlacementError: the environment is not where the placement says.
-        CollectorError: the environment could not be made or sent. While iterating: the process
-            died, raised or hangs; the message has its traceback.
+        CollectorError: the environment could not be made or sent, or has a collector already.
+            While iterating: the process died, raised or hangs; the message has its traceback.
 
     Examples:
         >>> import unilab
@@ -112,6 +114,7 @@ class PipelinedCollector(BaseCollector):
             if isinstance(make_env, EnvProcess)
             else EnvProcess(make_env, num_threads=num_threads, step_timeout_s=step_timeout_s)
         )
+        self.env.take()
         self.interruptor = interruptor
         self.spans = Spans(LEARNER_SPANS)
         self.policy = policy
@@ -131,7 +134,8 @@ class PipelinedCollector(BaseCollector):
         self._iter = -1
         # Ticks so far: action published, result arrived, handed to the caller.
         self._asked = self._arrived = self._handed = 0
-        self._beside: list[TensorDictBase] = []
+        self._carried = Carried(layout)
+        self._beside: dict[int, TensorDictBase] = {}
         self._traj_ids = torch.arange(self._n_envs).view(layout.batch_size)
         self._next_traj_id = self._n_envs
         self.placement = placement or resolve_collector_tensor_placement("cpu", _device_of(policy))
@@ -162,7 +166,7 @@ class PipelinedCollector(BaseCollector):
                 return
             if self.postproc is not None:
                 batch = self.postproc(batch)
-            if self.replay_buffer is None and not self.return_same_td:
+            if not self._in_place:
                 batch = batch.clone()
             if self.post_collect_hook is not None:
                 self.post_collect_hook(batch)
@@ -171,6 +175,14 @@ class PipelinedCollector(BaseCollector):
             else:
                 self.replay_buffer.extend(batch)
                 yield None
+
+    @property
+    def _in_place(self) -> bool:
+        """Whether whoever gets the batches may have the ring's own memory."""
+        if self.replay_buffer is None:
+            return self.return_same_td
+        # Other storages, of lists above all, keep what they are given.
+        return isinstance(self.replay_buffer.storage, TensorStorage)
 
     def shutdown(
         self,
@@ -209,9 +221,16 @@ class PipelinedCollector(BaseCollector):
             self.receive_weights(policy_or_weights)
 
     def state_dict(self) -> OrderedDict:
-        """Frames, batches, and the environment's training state if it has one."""
+        """Frames, batches, episodes, and of the environment its training state and transforms.
+
+        The transforms' state is that after the step under way.
+        """
         return OrderedDict(
-            frames=self._frames, iter=self._iter, env_state_dict=self.env.export_training_state()
+            frames=self._frames,
+            iter=self._iter,
+            env_state_dict=self.env.call("state_dict"),
+            env_training_state=self.env.export_training_state(),
+            next_traj_id=self._next_traj_id,
         )
 
     def load_state_dict(self, state_dict: OrderedDict) -> None:
@@ -219,7 +238,13 @@ class PipelinedCollector(BaseCollector):
         self._frames = state_dict["frames"]
         self._iter = state_dict["iter"]
         if state_dict["env_state_dict"]:
-            self.env.import_training_state(state_dict["env_state_dict"])
+            self.env.call("load_state_dict", state_dict["env_state_dict"])
+        if state_dict["env_training_state"]:
+            self.env.import_training_state(state_dict["env_training_state"])
+        if not self._asked:
+            first = state_dict["next_traj_id"]
+            self._traj_ids = torch.arange(first, first + self._n_envs).view_as(self._traj_ids)
+            self._next_traj_id = first + self._n_envs
 
     def _make_rings(self, placement: Placement) -> None:
         """The ring that is shared and, where the policy is elsewhere, the one beside it."""
@@ -259,30 +284,41 @@ class PipelinedCollector(BaseCollector):
         self._begin()
         first, last = self._handed, self._handed + self.frames_per_batch
         while self._arrived < last:
-            self._ask()
+            self._ask(self._frames)
             self._receive()
-        beside, self._beside = self._beside, []
-        self._handed = last
-        self._iter += 1
-        self._frames += self.requested_frames_per_batch
-        if self._frames < self.total_frames:
-            self._ask()
+        frames = self._frames + self.requested_frames_per_batch
+        if frames < self.total_frames:
+            # Whatever is raised here, by the policy or by Ctrl-C, the batch is still to be had.
+            self._ask(frames)
         # Only now that the environment is busy again.
         batch = self._batches[first % self._ring.num_slots].copy()
+        beside = [self._beside[tick] for tick in range(first, last)]
         if not beside[0].is_empty():
             batch.update(torch.stack(beside, dim=batch.batch_dims - 1))
+        for tick in range(first, last):
+            del self._beside[tick]
+        self._handed, self._frames, self._iter = last, frames, self._iter + 1
         return batch
 
     @torch.no_grad()
-    def _ask(self) -> None:
+    def _ask(self, frames: int) -> None:
         """Infer the action for the newest observation and let the environment step."""
         if self._asked > self._arrived:
             return
         tick = self._asked
+        if tick not in self._beside:
+            self._act(tick, frames)
+        # Interrupted from here on, it is sent again; a step that was done is not done again.
+        self.env.send("step", tick)
+        self._asked += 1
+
+    def _act(self, tick: int, frames: int) -> None:
+        """Put the action of a tick into the ring."""
         carrier = self._roots[tick % self._ring.num_slots].copy()
         if self.track_traj_ids:
             carrier.set(("collector", "traj_ids"), self._traj_ids)
-        if self.policy is None or self._frames < self.init_random_frames:
+        self._carried.enter(carrier)
+        if self.policy is None or frames < self.init_random_frames:
             acted = carrier
             for key, spec in self._action_specs:
                 acted.set(key, spec.rand())
@@ -294,31 +330,41 @@ class PipelinedCollector(BaseCollector):
         if self._shared is not self._ring:
             self._shared.write(tick, acted, layout.action_keys, "the policy")
         self._shared.flush()
-        known = (*layout.root_keys, *layout.action_keys)
-        self._beside.append(acted.exclude(*known))
-        self.env.send("step", tick)
-        self._asked += 1
+        beside = self._carried.leave(acted)
+        if self.track_traj_ids:
+            beside.set(("collector", "traj_ids"), self._traj_ids)
+        self._beside[tick] = beside
 
     def _receive(self) -> None:
         with self.spans.span("ring wait", self._arrived):
             tick = self.env.receive_step()
+            while tick < self._arrived:  # of a step that was sent twice
+                tick = self.env.receive_step()
         if tick != self._arrived:
             raise CollectorError(f"tick {tick} arrived where {self._arrived} was due")
         self._take(tick)
         self._arrived += 1
-        if self.track_traj_ids:
-            self._number_episodes(self._ring.slot(tick))
+        if self.track_traj_ids or self._carried.anything:
+            ended = self._ended(self._ring.slot(tick))
+            if self.track_traj_ids:
+                self._number_episodes(ended)
+            if self._carried.anything:
+                self._carried.advance(self._roots[self._arrived % self._ring.num_slots], ended)
 
     def _take(self, tick: int) -> None:
         if self._ring is not self._shared:
             self._ring.copy_published(tick, self._shared)
 
-    def _number_episodes(self, transition: TensorDict) -> None:
-        """Give the environments that were just reset new episode numbers."""
+    def _ended(self, transition: TensorDict) -> Tensor:
+        """``[*batch]`` bool, which environments were just reset."""
         ended = torch.zeros_like(self._traj_ids, dtype=torch.bool)
         for key in self.env.description.done_keys:
             done = transition.get(("next", key) if isinstance(key, str) else ("next", *key))
             ended |= done.reshape(*ended.shape, -1).any(-1).to(ended.device)
+        return ended
+
+    def _number_episodes(self, ended: Tensor) -> None:
+        """Give the environments that were just reset new episode numbers."""
         count = int(ended.sum())
         if count:
             self._traj_ids = self._traj_ids.clone()

@@ -196,6 +196,8 @@ class _Worker:
         assert self._env is not None
         ring, layout = self._ring, self._layout
         self._header[Word.TICK] = tick
+        if tick < self._header[Word.TICKS]:
+            return "stepped", tick, self._export()  # The learner was interrupted while it asked.
         with self._phase(Phase.STEP, "step"):
             slot = ring.slot(tick)
             for key in layout.action_keys:

@@ -81,8 +81,11 @@ class AsyncRunner:
         finally:
             self.stop.__exit__(kind, error, trace)
 
-    def __iter__(self) -> Iterator[TensorDictBase]:
-        """The collector's batches, until it ends or a stop is asked for."""
+    def __iter__(self) -> Iterator[TensorDictBase | None]:
+        """The collector's batches, until it ends or a stop is asked for.
+
+        None for one that went into the collector's own replay buffer.
+        """
         batches = iter(self.collector)
         while True:
             began, self._collecting = time.perf_counter_ns(), True
@@ -95,7 +98,10 @@ class AsyncRunner:
                 raise
             finally:
                 self._collecting = False
-            self.tick += batch.shape[1] if batch.batch_dims > 1 else 1
+            if batch is None:
+                self.tick += self.collector.frames_per_batch
+            else:
+                self.tick += batch.shape[1] if batch.batch_dims > 1 else 1
             self._spans.add("collect", began, time.perf_counter_ns(), self.tick)
             yield batch
             if self.stop.requested:

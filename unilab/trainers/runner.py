@@ -14,7 +14,7 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.data import ReplayBuffer
 
 from unilab.data import RewardNormalizer
-from unilab.errors import CollectorError, NonFiniteError, UnilabError
+from unilab.errors import CollectorError, ConfigError, NonFiniteError, UnilabError
 from unilab.record.console import Progress
 from unilab.record.metrics import MetricLogger
 from unilab.record.trace import write_trace
@@ -76,6 +76,9 @@ class OffPolicyRunner:
         log_interval_s: seconds between two rows of metrics.
         max_minutes: stop after this wall time; None: never.
         trace: file for a Chrome trace of the run's last ticks; None: none.
+
+    Raises:
+        ConfigError: the collector extends a replay buffer itself.
     """
 
     def __init__(
@@ -99,6 +102,11 @@ class OffPolicyRunner:
         max_minutes: float | None = None,
         trace: Path | None = None,
     ) -> None:
+        if getattr(collector, "replay_buffer", None) is not None:
+            raise ConfigError(
+                "the collector has a replay_buffer of its own, so this loop would get no data: "
+                "make the collector without it"
+            )
         self.collector = collector
         self.learner = learner
         self.buffer = buffer

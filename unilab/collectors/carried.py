@@ -1,0 +1,77 @@
+"""What a policy writes for itself: a recurrent state, the noise of the tick before."""
+
+from __future__ import annotations
+
+import torch
+from tensordict import NestedKey, TensorDict, TensorDictBase
+from torch import Tensor
+
+from unilab.collectors.ring import Layout
+
+__all__ = ["Carried"]
+
+
+class Carried:
+    """The policy's own entries, from one tick to the next.
+
+    The environment, in its process, never sees them. As in TorchRL's step, what the policy wrote at
+    the root is there again at the next tick, what it wrote under ``"next"`` comes to the root, and
+    an episode that begins starts from zeros, or from the environment's value where that has one (a
+    ``TensorDictPrimer``).
+
+    Args:
+        layout: of what the environment reads and writes.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self._environment = layout.root_keys
+        self._others = (*layout.root_keys, *layout.action_keys, "collector")
+        self._nothing = TensorDict({}, layout.batch_size)
+        self._left = self._values = self._nothing
+
+    def enter(self, carrier: TensorDictBase) -> None:
+        """Put the entries of the tick before where the policy reads them."""
+        if not self._values.is_empty():
+            carrier.update(self._values)
+
+    def leave(self, acted: TensorDictBase) -> TensorDictBase:
+        """Take the policy's entries.
+
+        Args:
+            acted: what the policy returned; its ``"next"`` has none of the environment's entries.
+
+        Returns:
+            those that belong to the transition, beside the ring's; private ones do not.
+        """
+        self._left = acted.exclude(*self._others)
+        ahead = self._left.get("next", self._nothing)
+        for key in self._environment:
+            if key in self._values.keys(True) or key in ahead.keys(True):
+                self._left.set(key, acted.get(key))
+        private = [key for key in self._left.keys(True, True) if _last(key).startswith("_")]
+        return self._left.exclude(*private)
+
+    @property
+    def anything(self) -> bool:
+        """Whether :meth:`advance` has anything to do."""
+        return not self._left.is_empty()
+
+    def advance(self, begun: TensorDictBase, ended: Tensor) -> None:
+        """Make them those of the next tick.
+
+        Args:
+            begun: the environment's root entries of that tick.
+            ended: ``[*batch]`` bool, where its episode begins.
+        """
+        values = self._left.exclude("next")
+        values.update(self._left.get("next", self._nothing))
+        for key in list(values.keys(True, True)):
+            value = values.get(key)
+            rows = ended.reshape(*ended.shape, *(1,) * (value.ndim - ended.ndim)).to(value.device)
+            start = begun.get(key) if key in self._environment else torch.zeros_like(value)
+            values.set(key, torch.where(rows, start, value))
+        self._values = values
+
+
+def _last(key: NestedKey) -> str:
+    return key if isinstance(key, str) else key[-1]

@@ -49,6 +49,14 @@ def test_a_dump_holds_the_last_states_of_the_first_bad_rows(tmp_path):
     assert (dump["seed"], dump["backend"]) == (0, "MujocoBackend")
 
 
+def test_a_later_dump_does_not_replace_an_earlier_one(tmp_path):
+    for _ in range(3):
+        error = fail(guarded(tmp_path), [5])
+    files = sorted(path.name for path in (tmp_path / "dumps").iterdir())
+    assert files == ["nan_dump_3.pt", "nan_dump_3_2.pt", "nan_dump_3_3.pt"]
+    assert "nan_dump_3_3.pt" in error.__notes__[-1]
+
+
 def test_a_replay_ends_in_the_same_failure(tmp_path, capsys):
     fail(guarded(tmp_path), [5])
     path = tmp_path / "dumps" / "nan_dump_3.pt"
@@ -142,6 +150,17 @@ def test_a_task_may_lose_a_row_that_diverges(tmp_path, value):
         assert not data["next", "done"].any()
     env.reset()
     assert env.drain_metrics()["Episode_Termination/lost"] == 0.2
+
+
+def test_a_row_is_lost_before_a_term_overflows(tmp_path):
+    """The square of a velocity that is finite would not be."""
+    env = twins(tmp_path, terminations={**twins_cfg(tmp_path).terminations, **LOST})
+    root = act(env, env.reset())
+    for value, lost in ((1e8, False), (1e30, True)):
+        env.backend.get_state_views()["qvel"][2] = value
+        data, root = env.step_and_maybe_reset(act(env, root))
+        assert env.termination_manager.term_dones[-1].tolist() == [False, False, lost, False]
+        assert data["next", "reward"].isfinite().all()
 
 
 def test_a_lost_row_does_not_touch_the_others():

@@ -141,6 +141,16 @@ def test_noise_comes_before_the_clip_and_the_clip_before_the_scale(tmp_path):
     assert (obs[:, 1:].abs() < 1.0).all()
 
 
+def test_a_clip_does_not_hide_what_is_not_finite(tmp_path):
+    value = torch.ones(4, 1)
+    term = ObservationTermCfg(func=lambda env: value.clone(), clip=(-2.0, 2.0))
+    env = twins(tmp_path, observations={"obs": group(one=term)})
+    root = env.reset()
+    value[3] = torch.inf
+    with pytest.raises(NonFiniteError, match=r"observation 'obs' is not finite \(term.*one"):
+        env.step(act(env, root))
+
+
 def counted(env, calls):
     calls.append(1)
     return torch.ones(env.num_envs, 1)

@@ -277,6 +277,7 @@ class ManagerBasedRlEnv(TorchEnv):
 
     def _commit_reset(self, rows: Tensor) -> None:
         self.scene.commit_staged()
+        self.scene.read_rows(rows)  # what begins an episode sees where it begins
         self._episodes.reset(rows)
         for term in self.terms:
             term.reset(rows)
@@ -286,7 +287,10 @@ class ManagerBasedRlEnv(TorchEnv):
         if self._staggering and rows.shape[0] == self.num_envs:
             self._staggering = False
             self.episode_length.random_(0, self.max_episode_length, generator=self.generator)
-        self.scene.read_rows(rows)
+
+    def _set_seed(self, seed: int | None) -> None:
+        super()._set_seed(seed)
+        self._staggering = self.cfg.init_at_random_ep_len
 
     def close(self, *, raise_if_closed: bool = True) -> None:
         """Free the physics; a second call does nothing."""

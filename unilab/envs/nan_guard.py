@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +144,9 @@ class NanGuard:
         }
         folder = self.parent / self._cfg.output_dir
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"nan_dump_{control_steps}.pt"
+        again = (f"_{number}" if number > 1 else "" for number in count(1))
+        paths = (folder / f"nan_dump_{control_steps}{suffix}.pt" for suffix in again)
+        path = next(path for path in paths if not path.exists())
         torch.save(content, path.with_suffix(".tmp"))
         os.replace(path.with_suffix(".tmp"), path)
         return path

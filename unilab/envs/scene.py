@@ -18,6 +18,9 @@ from unilab.envs.entity_data import DERIVED_FIELDS
 from unilab.envs.finite import bad_rows, is_finite, non_finite
 from unilab.errors import ConfigError, NonFiniteError, did_you_mean
 
+MAX_VALUE = 1e10
+"""Beyond it MuJoCo as well takes a state as diverged (``mjMAXVAL``)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SceneCfg:
@@ -86,7 +89,7 @@ class EntityScene:
         self._plan: HostBridgeTransferPlan | None = None
         self._staged: StagedState | None = None
         self.diverged = torch.zeros(backend.num_envs, dtype=torch.bool, device=device)
-        """``[num_envs]``, whose physics left non-finite values in the last step."""
+        """``[num_envs]``, whose physics diverged in the last step."""
         self.before_write: Callable[[StagedWrite, Tensor], None] | None = None
         """Told of every write to a model parameter and of its rows, before it is done."""
         self._fields: dict[str, Tensor] = {}
@@ -289,19 +292,23 @@ class EntityScene:
         """One reduction over the packet.
 
         Args:
-            lose_rows: instead of an error, mark the rows in ``diverged`` and let terms read zeros.
+            lose_rows: instead of an error, mark the rows in ``diverged``, those of values beyond
+                :data:`MAX_VALUE` as well, and let terms read zeros.
 
         Raises:
             NonFiniteError: names the fields and rows.
         """
         packet = self.plan.packet
-        if is_finite(packet):
-            if lose_rows:
-                self.diverged.fill_(False)
-            return
         if lose_rows:
-            torch.logical_not(packet.isfinite().all(1), out=self.diverged)
-            packet.masked_fill_(self.diverged.unsqueeze(1), 0.0)
+            # Before a term could overflow. What is no number compares as False.
+            size = packet.abs()
+            if bool(size.amax() <= MAX_VALUE):
+                self.diverged.fill_(False)
+            else:
+                torch.logical_not((size <= MAX_VALUE).all(1), out=self.diverged)
+                packet.masked_fill_(self.diverged.unsqueeze(1), 0.0)
+            return
+        if is_finite(packet):
             return
         bad = {}
         for (entity, name), cols in zip(self._declared, self.plan.columns, strict=True):

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -34,6 +34,8 @@ class _Life:
     released: bool = False
     observation: dict[str, Tensor] = field(default_factory=dict)
     """The last one, for the rows that a reset leaves alone. The caller was given a copy."""
+    ended: tuple[Tensor, Tensor] | None = None
+    """``[num_envs]`` each, episodes that were terminated or truncated and not begun anew."""
 
 
 class TorchEnv(EnvBase):
@@ -193,6 +195,7 @@ class TorchEnv(EnvBase):
                 self._life.control_steps += 1
                 self.episode_length.add_(1)
                 reward, terminated, truncated = self._evaluate()
+                self._life.ended = terminated, truncated
                 observation = self._life.observation = self._observe()
                 self._after_step()
             except BaseException as error:
@@ -216,22 +219,60 @@ class TorchEnv(EnvBase):
             device=self.device,
         )
 
+    def reset(
+        self,
+        tensordict: TensorDictBase | None = None,
+        *,
+        env_ids: Tensor | None = None,
+        **kwargs: Any,
+    ) -> TensorDictBase:
+        """TorchRL's reset, or one of some environments.
+
+        Args:
+            tensordict: with a ``"_reset"`` mask ``[num_envs, 1]`` for a part of the environments.
+            env_ids: ``[n]`` integers, in place of the mask.
+            **kwargs: as TorchRL's.
+
+        Returns:
+            Every environment's observation and flags.
+
+        Raises:
+            ConfigError: a mask or rows that do not fit, or both.
+        """
+        if env_ids is None:
+            return super().reset(tensordict, **kwargs)
+        given = self._standing() if tensordict is None else tensordict.copy()
+        if "_reset" in given:
+            raise ConfigError("reset was given env_ids and a '_reset' mask: give one of them")
+        mask = torch.zeros(self.num_envs, 1, dtype=torch.bool, device=self.device)
+        mask[self._checked_rows(env_ids)] = True
+        return super().reset(given.set("_reset", mask), **kwargs)
+
     def _reset(
         self, tensordict: TensorDictBase | None = None, *, env_ids: Tensor | None = None
     ) -> TensorDictBase:
-        """Begin episodes in the rows of ``_reset``, in ``env_ids`` ``[n]``, or in all."""
+        """Begin episodes in the rows of ``_reset``, or in all."""
+        if env_ids is not None:
+            raise ConfigError(
+                "reset was given env_ids through a transform, which would take them as all rows: "
+                "give a TensorDict with a '_reset' mask"
+            )
         self._check_usable()
         mask = None if tensordict is None else tensordict.get("_reset", None)
-        if mask is not None and env_ids is not None:
-            raise ConfigError("reset was given env_ids and a '_reset' mask: give one of them")
-        rows = self._all_rows
-        if mask is not None:
-            rows = self._selected(mask)
-        elif env_ids is not None:
-            rows = self._checked_rows(env_ids)
-        return TensorDict._new_unsafe(
-            self._begin_episodes(rows), batch_size=self.batch_size, device=self.device
-        )
+        rows = self._all_rows if mask is None else self._selected(mask)
+        begun = self._begin_episodes(rows)
+        if self._life.ended is not None:
+            terminated, truncated = (flag.index_fill(0, rows, False) for flag in self._life.ended)
+            self._life.ended = terminated, truncated
+        return TensorDict._new_unsafe(begun, batch_size=self.batch_size, device=self.device)
+
+    def _standing(self) -> TensorDict:
+        """What the environments show now, of ended episodes as well."""
+        root: dict[str, Tensor] = {k: v.clone() for k, v in self.obs_buf.items()}
+        if self._life.ended is not None:
+            terminated, truncated = (flag.unsqueeze(-1).clone() for flag in self._life.ended)
+            root |= zip(_FLAGS, (terminated | truncated, terminated, truncated), strict=True)
+        return TensorDict(root, self.batch_size, device=self.device)
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -306,6 +347,7 @@ class TorchEnv(EnvBase):
         if done.any():
             rows = done.flatten().nonzero().flatten()
             begun = self._begin_episodes(rows)
+            self._life.ended = None
             if rows.shape[0] < self.num_envs:
                 # Nothing of an episode that ended stays at the root of the next one.
                 for key, value in root.items():

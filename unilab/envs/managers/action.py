@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from unilab.backends import SimBackend
+from unilab.backends.base import ActuatorInfo
 from unilab.envs.entity import Patterns, find_names
 from unilab.envs.managers.delay import DelayBuffer, DelayCfg, Recall
 from unilab.envs.managers.term import naming
@@ -30,10 +32,10 @@ class ActionTermCfg(DelayCfg):
 
 @dataclass(frozen=True, kw_only=True)
 class JointPositionActionCfg(ActionTermCfg):
-    """Targets of position actuators, in rad about an offset."""
+    """Targets of position actuators, in rad (m) about an offset."""
 
     use_default_offset: bool = True
-    """Whether action 0 is the home pose; otherwise it is 0 rad."""
+    """Whether action 0 is the home pose, joints' ``qpos`` in the keyframe; otherwise it is 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,11 +75,10 @@ class ActionManager:
                     raise ConfigError(
                         f"action term {name!r} drives {taken}, as an earlier term does"
                     )
-            home = isinstance(term, JointPositionActionCfg) and term.use_default_offset
+                offsets += _offsets(term, [actuators[i] for i in found], env.backend)
             recalls.append(Recall(width=len(found), delay=term))
             ids += found
             scales += scale
-            offsets += [float(env.backend.default_ctrl[i]) if home else 0.0 for i in found]
         device = env.device
         self._ids = torch.tensor(ids, device=device)
         self._in_order = ids == list(range(len(names)))
@@ -131,6 +132,23 @@ class ActionManager:
         ):
             lines.append(f"  {name:<28} {offset:+.3f} + {scale:.3f} a")
         return "\n".join(lines)
+
+
+def _offsets(
+    term: ActionTermCfg, actuators: Sequence[ActuatorInfo], backend: SimBackend
+) -> list[float]:
+    """Controls that action 0 stands for."""
+    if not isinstance(term, JointPositionActionCfg):
+        return [0.0] * len(actuators)
+    joints = {joint.name: joint for joint in backend.joints}
+    motors = [a.name for a in actuators if a.stiffness == 0.0 or a.joint not in joints]
+    if motors:
+        raise ConfigError(
+            f"{motors} are no position actuators of joints: use JointEffortActionCfg for them"
+        )
+    if not term.use_default_offset:
+        return [0.0] * len(actuators)
+    return [float(backend.default_qpos[joints[a.joint].qpos.start]) for a in actuators if a.joint]
 
 
 def _driven(name: str, term: ActionTermCfg, names: list[str]) -> tuple[list[int], list[float]]:

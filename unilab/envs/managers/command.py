@@ -13,7 +13,7 @@ from torch import Tensor
 from unilab.envs.checks import check_fields
 from unilab.envs.finite import require_finite
 from unilab.envs.managers.countdown import Countdown, check_waiting
-from unilab.envs.managers.term import check_scalar, naming
+from unilab.envs.managers.term import check_scalar, check_value, naming, rehearse
 from unilab.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -99,13 +99,24 @@ class CommandManager:
         """``[num_metrics, num_envs]``, sums since the episode began; emptied by their owner."""
 
     def prepare(self) -> None:
-        """Ask for every metric once and check it; call after the first read.
+        """Draw every command once, ask for its metrics and check them; call after the first read.
 
         Raises:
-            ConfigError: a metric of another shape or type.
+            ConfigError: a command or metric of another shape or type.
+            NonFiniteError: a command that is not finite.
         """
         for name, term in self._terms.items():
             with naming("command", name), self._env.scene.showing(self.reads[name]):
+                rehearse(self._env, term.reset)
+                check_value(
+                    self._env,
+                    "command",
+                    name,
+                    term.command,
+                    "float32 [num_envs, width]",
+                    dtype=torch.float32,
+                    ndim=2,
+                )
                 values = self._metrics_of(name, term)
             for metric, value in values.items():
                 check_scalar(self._env, "command metric", metric, value)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,14 @@ from torch import Tensor
 from unilab.envs.checks import Bound, check_fields, check_range
 from unilab.envs.finite import bad_rows, is_finite, non_finite
 from unilab.envs.managers.delay import DelayBuffer, DelayCfg, Recall
-from unilab.envs.managers.term import Term, bind_term, check_value, evaluate, first_values
+from unilab.envs.managers.term import (
+    ManagerTermBase,
+    Term,
+    bind_term,
+    check_value,
+    evaluate,
+    first_values,
+)
 from unilab.errors import ConfigError, NonFiniteError, did_you_mean
 
 if TYPE_CHECKING:
@@ -201,8 +209,11 @@ class ObservationManager:
         Raises:
             NonFiniteError: names the terms and rows.
         """
-        gathered = torch.cat(evaluate(self._terms, self._env), dim=1)
-        if rows is not None:
+        if rows is None:
+            gathered = torch.cat(evaluate(self._terms, self._env), dim=1)
+        else:
+            with self._remembering(rows):
+                gathered = torch.cat(evaluate(self._terms, self._env), dim=1)
             gathered = gathered.index_select(0, rows)
         out = {}
         for name, group in self._groups.items():
@@ -212,6 +223,8 @@ class ObservationManager:
                 noise = torch.empty_like(value).uniform_(-1.0, 1.0, generator=self._env.generator)
                 value = torch.addcmul(value, noise, half).add_(middle)
             if group.clip is not None:
+                if not is_finite(value):  # which the clip would hide
+                    raise self._not_finite(name, value, rows)
                 value = value.clamp(*group.clip)
             value = value * group.scale
             if not is_finite(value):
@@ -221,6 +234,20 @@ class ObservationManager:
                 value = memory.push(value) if rows is None else memory.begin(rows, value)
             out[name] = value
         return out
+
+    @contextmanager
+    def _remembering(self, rows: Tensor) -> Iterator[None]:
+        """Let terms with a memory be called for the sake of some rows, and not notice in others."""
+        memories = [
+            (term.func, name, value.clone())
+            for term in self._terms
+            if isinstance(term.func, ManagerTermBase)
+            for name, value in vars(term.func).items()
+            if isinstance(value, Tensor) and value.shape[:1] == (self._env.num_envs,)
+        ]
+        yield
+        for term, name, before in memories:
+            setattr(term, name, before.index_copy_(0, rows, getattr(term, name)[rows]))
 
     def _not_finite(self, name: str, value: Tensor, rows: Tensor | None) -> NonFiniteError:
         widths = self._groups[name].widths

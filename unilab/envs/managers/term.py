@@ -93,7 +93,7 @@ class Term:
         return self.func(env, *args, **self.params)
 
     def first(self, env: ManagerBasedRlEnv, *args: Any) -> Any:
-        """A call at construction: the term sees only what it declared, and errors name it.
+        """A call and a reset at construction: the term sees what it declared, errors name it.
 
         What a command that its parameters name declared counts as its own.
         """
@@ -102,13 +102,23 @@ class Term:
             if isinstance(value, str):
                 shown |= env.command_manager.reads.get(value, {})
         with naming(self.kind, self.name), env.scene.showing(shown):
-            return self(env, *args)
+            value = self(env, *args)
+            if isinstance(self.func, ManagerTermBase):
+                rehearse(env, self.func.reset)
+            return value
 
     def reset(self, rows: Tensor) -> None:
         """Let a term with a memory begin the episodes of some environments."""
         if isinstance(self.func, ManagerTermBase):
             with torch.inference_mode():  # like its calls: it may have rebound what it keeps
                 self.func.reset(rows)
+
+
+def rehearse(env: ManagerBasedRlEnv, reset: Callable[[Tensor], None]) -> None:
+    """Call at construction what begins episodes; what it draws is drawn again later."""
+    before = env.generator.get_state()
+    reset(torch.arange(env.num_envs, device=env.device))
+    env.generator.set_state(before)
 
 
 class TermCfg(Protocol):

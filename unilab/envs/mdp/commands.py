@@ -161,7 +161,6 @@ class UniformVelocityCommand(CommandTerm):
             faces = (draw[0] < self._cfg.rel_heading_envs) & moving[:, 0]
             self._faces.index_copy_(0, rows, faces)
             self._heading.index_copy_(0, rows, bounds[0] + (bounds[1] - bounds[0]) * draw[1])
-            # The pose of a row that begins an episode is read after this.
             self._stale = True
 
     def _steer(self) -> None:

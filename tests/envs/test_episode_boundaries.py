@@ -1,0 +1,234 @@
+"""Where episodes end and begin: what terms, transforms and other rows see of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from envs.tables import ON_TWINS, TWINS_XML, act, twins, twins_cfg
+from tensordict import TensorDict
+from torch import Tensor
+from torchrl.envs import Compose, InitTracker, RewardSum, StepCounter, TransformedEnv
+
+from unilab.envs import (
+    CommandTerm,
+    CommandTermCfg,
+    ManagerBasedRlEnv,
+    ManagerTermBase,
+    ObservationGroupCfg,
+    ObservationTermCfg,
+    RewardTermCfg,
+    SceneEntityCfg,
+    TerminationTermCfg,
+    mdp,
+    reads,
+)
+from unilab.errors import ConfigError, NonFiniteError
+
+
+class Goal(CommandTerm):
+    """Where the joints were when it was drawn."""
+
+    def __init__(self, cfg: GoalCfg, env: ManagerBasedRlEnv) -> None:
+        super().__init__(cfg, env)
+        if cfg.declares:
+            env.scene.declare("twins", "joint_pos")
+        self.drawn = torch.full(
+            (env.num_envs, *cfg.width),
+            0.0 if cfg.finite else torch.nan,
+            dtype=getattr(torch, cfg.dtype),
+        )
+
+    @property
+    def command(self) -> Tensor:
+        return self.drawn
+
+    def resample(self, rows: Tensor) -> None:
+        if self.drawn.shape[1:] == (2,) and self.drawn.isfinite().all():
+            self.drawn[rows] = self._env.scene["twins"].data.joint_pos[rows].to(self.drawn)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoalCfg(CommandTermCfg):
+    resampling_time_range: tuple[float, float] = (9.0, 9.0)
+    declares: bool = True
+    width: tuple[int, ...] = (2,)
+    dtype: str = "float32"
+    finite: bool = True
+
+    def build(self, env: ManagerBasedRlEnv) -> Goal:
+        return Goal(self, env)
+
+
+@reads("joint_pos")
+class travelled(ManagerTermBase):
+    """From where the episode began."""
+
+    def __init__(self, cfg: RewardTermCfg, env: ManagerBasedRlEnv) -> None:
+        super().__init__(cfg, env)
+        self.start = torch.zeros(env.num_envs)
+
+    def __call__(self, env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg) -> Tensor:
+        return env.scene["twins"].data.joint_pos[:, 0] - self.start
+
+    def reset(self, env_ids: Tensor) -> None:
+        self.start[env_ids] = self._env.scene["twins"].data.joint_pos[env_ids, 0]
+
+
+class hurried(travelled):
+    """Reads what it did not declare when an episode begins."""
+
+    def reset(self, env_ids: Tensor) -> None:
+        self.start[env_ids] = self._env.scene["twins"].data.joint_vel[env_ids, 0]
+
+
+@reads("joint_vel")
+class smoothed(ManagerTermBase):
+    """Joint velocities through a low pass; advances whenever it is called."""
+
+    def __init__(self, cfg: ObservationTermCfg, env: ManagerBasedRlEnv) -> None:
+        super().__init__(cfg, env)
+        self.value = torch.zeros(env.num_envs, 2)
+
+    def __call__(self, env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg) -> Tensor:
+        self.value = self.value + 0.2 * (env.scene["twins"].data.joint_vel - self.value)
+        return self.value
+
+    def reset(self, env_ids: Tensor) -> None:
+        self.value[env_ids] = 0.0
+
+
+def test_what_begins_an_episode_sees_where_it_begins(tmp_path):
+    env = twins(
+        tmp_path,
+        commands={"goal": GoalCfg()},
+        rewards={"travelled": RewardTermCfg(func=travelled, weight=1.0, params=ON_TWINS)},
+    )
+    root = env.reset()
+    for _ in range(3):
+        for _ in range(5):
+            _, root = env.step_and_maybe_reset(act(env, root, 0.4))
+        began = env.backend.get_state_views()["qpos"].float()
+        torch.testing.assert_close(env.command_manager.get_command("goal"), began)
+        torch.testing.assert_close(env.terms[2].func.start, began[:, 0])
+    assert env.terms[2].name == "travelled"
+
+
+def test_a_reset_goes_unnoticed_in_the_memory_of_other_rows(tmp_path):
+    """C9: also in that of a term which advances when it is called."""
+    terms = {"slow": ObservationTermCfg(func=smoothed, params=ON_TWINS)}
+    runs = []
+    for resets in (False, True):
+        env = twins(
+            tmp_path, episode_length_s=9.0, observations={"obs": ObservationGroupCfg(terms=terms)}
+        )
+        root, shown = env.reset(), []
+        for tick in range(8):
+            root = env.step(act(env, root, 0.5))["next"].exclude("reward")
+            shown.append(root["obs"][1:].clone())
+            if resets and tick % 2:
+                root = env.reset(root.set("_reset", torch.tensor([1, 0, 0, 0]).bool()))
+                assert root["obs"][0].any()  # the first of the new episode, from a memory of 0
+        runs.append(torch.stack(shown))
+    assert torch.equal(*runs)
+
+
+def test_rows_by_their_numbers_keep_what_other_rows_had_come_to(tmp_path):
+    env = twins(tmp_path, terminations={"now": TerminationTermCfg(func=mdp.time_out)})
+    root = env.reset()
+    for _ in range(5):
+        root = env.step(act(env, root))["next"].exclude("reward")
+    assert root["done"].all()
+    begun = env.reset(env_ids=torch.tensor([2]))
+    for flag in ("done", "terminated"):
+        assert begun[flag].flatten().tolist() == [True, True, False, True]
+    begun = env.reset(env_ids=torch.tensor([0, 1]))
+    assert begun["done"].flatten().tolist() == [False, False, False, True]
+    assert not env.reset()["done"].any()
+
+
+def test_rows_by_their_numbers_are_refused_through_transforms_which_would_reset_all(tmp_path):
+    env = TransformedEnv(twins(tmp_path), Compose(InitTracker(), StepCounter(), RewardSum()))
+    root = env.reset()
+    root = env.step(act(env, root))["next"]
+    with pytest.raises(ConfigError, match=r"env_ids through a transform.*'_reset' mask"):
+        env.reset(env_ids=torch.tensor([0]))
+    mask = torch.tensor([[True], [False], [False], [False]])
+    again = env.reset(root.set("_reset", mask))
+    assert again["step_count"].flatten().tolist() == [0, 1, 1, 1]
+
+
+def test_rows_by_their_numbers_and_a_mask_are_refused(tmp_path):
+    env = twins(tmp_path)
+    env.reset()
+    given = TensorDict({"_reset": torch.ones(4, 1, dtype=torch.bool)}, [4])
+    with pytest.raises(ConfigError, match="env_ids and a '_reset' mask: give one of them"):
+        env.reset(given, env_ids=torch.tensor([0]))
+
+
+def test_the_seed_brings_back_the_random_phase_of_the_first_episodes(tmp_path):
+    env = twins(tmp_path, num_envs=32, episode_length_s=1.0, init_at_random_ep_len=True)
+    env.reset()
+    env.set_seed(5)
+    env.reset()
+    first = env.episode_length.clone()
+    assert len(first.unique()) > 5
+    env.reset()
+    assert not env.episode_length.any()
+    env.set_seed(5)
+    env.reset()
+    assert torch.equal(env.episode_length, first)
+
+
+def test_action_0_is_the_home_pose_whatever_the_keyframe_says_of_controls(tmp_path):
+    servos = TWINS_XML.replace("<motor", '<position kp="5"').replace(' ctrl="0.1 -0.1"', "")
+    cfg = twins_cfg(tmp_path, actions={"pose": mdp.JointPositionActionCfg(scale=0.5)})
+    Path(cfg.scene.model).write_text(servos)
+    env = ManagerBasedRlEnv(cfg, num_envs=2, seed=0)
+    assert env.action_manager.offset.tolist() == pytest.approx([0.3, 0.2])
+    actions = {"pose": mdp.JointPositionActionCfg(use_default_offset=False)}
+    cfg = twins_cfg(tmp_path, actions=actions)
+    Path(cfg.scene.model).write_text(servos)
+    assert ManagerBasedRlEnv(cfg, num_envs=2).action_manager.offset.tolist() == [0.0, 0.0]
+
+
+def test_position_targets_for_motors_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"'pose'.*\['first_motor', 'second_motor'\] are no pos"):
+        twins(tmp_path, actions={"pose": mdp.JointPositionActionCfg()})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"commands": {"goal": GoalCfg(declares=False)}}, "command term 'goal'.*joint_pos"),
+        (
+            {"rewards": {"h": RewardTermCfg(func=hurried, weight=1.0, params=ON_TWINS)}},
+            "reward term 'h'.*joint_vel",
+        ),
+        ({"commands": {"goal": GoalCfg(width=())}}, r"command term 'goal' .*shape \(4,\)"),
+        ({"commands": {"goal": GoalCfg(dtype="float64")}}, "command term 'goal' .*float64"),
+    ],
+)
+def test_what_an_episode_begins_with_is_tried_at_construction(tmp_path, changes, message):
+    others = {
+        "observations": {
+            "obs": ObservationGroupCfg(terms={"pos": ObservationTermCfg(func=mdp.last_action)})
+        },
+        "rewards": {"effort": RewardTermCfg(func=mdp.action_l2, weight=-0.5)},
+        "terminations": {"time_out": TerminationTermCfg(func=mdp.time_out, time_out=True)},
+    }
+    with pytest.raises(ConfigError, match=message):
+        twins(tmp_path, **{**others, **changes})
+
+
+def test_a_command_that_is_not_finite_is_refused_at_construction(tmp_path):
+    with pytest.raises(NonFiniteError, match="command term 'goal'"):
+        twins(tmp_path, commands={"goal": GoalCfg(finite=False)})
+
+
+def test_trying_at_construction_draws_nothing(tmp_path):
+    env = twins(tmp_path, commands={"goal": GoalCfg(resampling_time_range=(1.0, 9.0))})
+    fresh = torch.Generator().manual_seed(0)
+    assert torch.equal(env.generator.get_state(), fresh.get_state())

@@ -81,7 +81,9 @@ def test_c6_c7_transport_and_environment_follow_the_device():
 
 @pytest.mark.parametrize("key", REMOVED)
 def test_c8_to_c11_removed_keys_are_refused_on_the_command_line(key):
-    for text in (f"{key}=cpu", f"+{key}=cpu", f"++{key}=cpu"):
+    section, name = key.split(".")
+    table = f"{section}={{{name}: cpu}}"
+    for text in (f"{key}=cpu", f"+{key}=cpu", f"++{key}=cpu", table, f"+{table}", f"++{table}"):
         with pytest.raises(ConfigError) as refused:
             compose([text])
         assert str(refused.value) == (

@@ -158,6 +158,9 @@ def _checked(overrides: Sequence[str], *, any_task: bool = False) -> list[str]:
                 _check_task(str(override.value()), known)
         elif key.partition(".")[0].partition("/")[0] != "hydra":
             refuse_removed_key(key)
+            table: Any = override.value()
+            for name in table if isinstance(table, dict) else ():
+                refuse_removed_key(f"{key}.{name}")
             check_key(TrainCfg, key)
         may_be_new = key.startswith(_OPEN) and override.type is not None and text[0] not in "+~"
         checked.append(f"++{text}" if may_be_new else text)

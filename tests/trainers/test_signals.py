@@ -38,6 +38,12 @@ def test_a_signal_ends_at_once_what_may_be_cut_short_and_nothing_else():
         os.kill(os.getpid(), signal.SIGINT)
 
 
+def test_a_signal_that_came_before_ends_it_as_well():
+    with StopRequest() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.cutting_short(lambda: 3) is None
+
+
 def test_handlers_are_put_back(monkeypatch):
     def mine(signum, frame):
         raise AssertionError

@@ -51,12 +51,12 @@ class StopRequest:
         """Do what is of no use once a stop is asked for: a signal ends it at once.
 
         Returns:
-            what ``work`` returns; None if it was cut short.
+            what ``work`` returns; None if it was cut short, or a stop was asked for before it.
         """
         try:
             try:
                 self._cutting = True
-                return work()
+                return None if self.requested else work()
             finally:
                 self._cutting = False
         except _Cut:

@@ -154,6 +154,42 @@ def test_memory_that_is_not_there_is_refused_with_the_size():
         block.close()
 
 
+@pytest.mark.parametrize(
+    ("host", "limit", "available"),
+    [
+        (9 << 20, None, "9.0"),
+        (9 << 20, "max", "9.0"),
+        # 3 MiB of the container's 8 are used for good; the rest of what it uses is caches.
+        (9 << 20, str(8 << 20), "5.0"),
+        (4 << 20, str(8 << 20), "4.0"),
+    ],
+)
+def test_a_ring_larger_than_the_memory_there_is_is_refused(
+    tmp_path, monkeypatch, host, limit, available
+):
+    """Rather than have the system end the process that touches its last page."""
+    monkeypatch.setattr("unilab.collectors.ring._PROC", tmp_path)
+    monkeypatch.setattr("unilab.collectors.ring._CGROUP", tmp_path)
+    meminfo = f"MemFree: 0 kB\nMemAvailable: {(host >> 10) - 1024} kB\nSwapFree: 1024 kB\n"
+    (tmp_path / "meminfo").write_text(meminfo)
+    (tmp_path / "memory.stat").write_text(f"anon {1 << 20}\nfile {6 << 20}\nshmem {2 << 20}\n")
+    if limit is not None:
+        (tmp_path / "memory.max").write_text(limit + "\n")
+    block = SharedBlock()
+    with pytest.raises(CollectorError, match=rf"needs 10\.0 MiB .*\({available} MiB are avail"):
+        block.grow(10 << 20)
+    block.grow(1 << 20)
+    block.close()
+
+
+def test_a_system_that_says_nothing_of_its_memory_is_asked_for_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("unilab.collectors.ring._PROC", tmp_path)
+    monkeypatch.setattr("unilab.collectors.ring._CGROUP", tmp_path)
+    block = SharedBlock()
+    block.grow(1 << 20)
+    block.close()
+
+
 def test_a_small_dev_shm_does_not_matter():
     """In a mount namespace of its own, where /dev/shm holds 4 KiB."""
     code = (

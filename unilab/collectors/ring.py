@@ -5,8 +5,10 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
 
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase, is_leaf_nontensor
@@ -21,6 +23,7 @@ _PAGE = 4096
 HEADER_BYTES = _PAGE + SPANS_BYTES
 """Start of the block that is not the ring: a page of counters, then the latest spans."""
 _ALIGN = 64
+_PROC, _CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
@@ -205,6 +208,9 @@ class SharedBlock:
         Raises:
             CollectorError: there is not that much memory.
         """
+        available = _available_memory()
+        if nbytes > available:
+            raise _too_little(nbytes, f"{available / 2**20:.1f} MiB are available")
         try:
             # The pages themselves, now: a page that is missing later is a SIGBUS.
             if hasattr(os, "posix_fallocate"):
@@ -212,11 +218,7 @@ class SharedBlock:
             else:
                 os.ftruncate(self.fd, HEADER_BYTES + nbytes)
         except OSError as error:
-            raise CollectorError(
-                f"the ring between collector and learner needs {nbytes / 2**20:.1f} MiB of shared "
-                f"memory, which could not be had ({error}): use fewer environments or a smaller "
-                "frames_per_batch, or give the process more memory"
-            ) from error
+            raise _too_little(nbytes, str(error)) from error
 
     def map(self, nbytes: int) -> Tensor:
         """The ring's bytes as ``[nbytes]`` uint8; unmapped when the last view of them goes."""
@@ -243,3 +245,30 @@ def _anonymous_file() -> int:
         return os.memfd_create("unilab-ring", os.MFD_CLOEXEC)
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
+
+
+def _too_little(nbytes: int, why: str) -> CollectorError:
+    return CollectorError(
+        f"the ring between collector and learner needs {nbytes / 2**20:.1f} MiB of shared memory, "
+        f"which could not be had ({why}): use fewer environments or a smaller frames_per_batch, "
+        "or give the process more memory"
+    )
+
+
+def _available_memory() -> float:
+    """Bytes that can be had without the system killing for them; infinite where it does not say."""
+    available = float("inf")
+    with suppress(OSError, KeyError):
+        table = _table(_PROC / "meminfo")
+        available = 1024.0 * (table["MemAvailable"] + table["SwapFree"])
+    # A container has a limit of its own: what can be given back to it is neither of these two.
+    with suppress(OSError, KeyError, ValueError):
+        used = _table(_CGROUP / "memory.stat")
+        limit = int((_CGROUP / "memory.max").read_text())
+        available = min(available, limit - used["anon"] - used["shmem"])
+    return available
+
+
+def _table(file: Path) -> dict[str, int]:
+    rows = (line.replace(":", " ").split() for line in file.read_text().splitlines())
+    return {name: int(value) for name, value, *_ in rows}

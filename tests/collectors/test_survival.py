@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from reference.awkward import Obliging, making
 from reference.breaking import BREAKS_AT, breaking_pendulum
 from reference.counting import Counting
 
@@ -120,6 +121,23 @@ def test_c14_a_process_that_dies_under_a_slow_step_is_noticed_within_a_second():
 def test_c14_a_step_that_hangs_is_reported_and_killed(nothing_left):
     with pytest.raises(CollectorError, match=r"hung in a step \(tick 0\) for more than 0\.5 s"):
         collect(Counting(faults={"slow_step": 600.0}), step_timeout_s=0.5)
+
+
+def test_c14_a_process_that_is_stopped_while_it_waits_is_reported_and_killed(nothing_left):
+    collector = PipelinedCollector(Counting(), frames_per_batch=N, step_timeout_s=1.0)
+    batches = iter(collector)
+    next(batches)
+    header = collector.env.block.header
+    wait_until(lambda: header[Word.PHASE] == Phase.WAIT)
+    os.kill(collector.env.pid, signal.SIGSTOP)
+    with pytest.raises(CollectorError, match=r"hung while it waited .* for more than 1 s"):
+        list(batches)
+
+
+def test_c14_a_call_that_hangs_is_reported_and_killed(nothing_left):
+    env = EnvProcess(making(Obliging), step_timeout_s=0.5)
+    with pytest.raises(CollectorError, match=r"hung in a call from the learner .* 0\.5 s"):
+        env.call("hang")
 
 
 def test_a_slow_start_and_a_slow_reset_are_no_failure():
@@ -243,6 +261,40 @@ collectors[2]._ask(0)
 print(*(collector.env.pid for collector in collectors), flush=True)
 sys.stdin.read()
 """
+
+
+STARTER = """
+import sys
+from reference.counting import Counting
+from unilab.collectors.process import EnvProcess
+
+env = EnvProcess(Counting(faults={"slow_make": 600.0}))
+print(env.pid, flush=True)
+if sys.argv[1:]:
+    from unilab.collectors.worker import Phase, Word
+    while env.block.header[Word.PHASE] != Phase.BUILD:
+        pass
+    print("making", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("making", [(), ("making",)], ids=["importing", "making"])
+def test_c15_a_learner_killed_while_its_collector_starts_leaves_no_process(making):
+    """It imports torch for seconds; then making the environment hangs."""
+    learner = subprocess.Popen(
+        [sys.executable, "-c", STARTER, *making],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])},
+    )
+    pid = int(learner.stdout.readline())
+    assert not making or learner.stdout.readline() == "making\n"
+    assert running(pid)
+    learner.kill()
+    learner.communicate()
+    wait_until(lambda: not running(pid), 5.0)
 
 
 def test_c15_a_learner_killed_leaves_no_process_and_no_shared_memory():

@@ -28,6 +28,11 @@ from unilab.trainers import AsyncRunner
 ROOT = Path(unilab.__file__).parents[1]
 
 
+class Mine:
+    def collection_stopped(self) -> bool:
+        return False
+
+
 class Shut(list):
     times = 0
 
@@ -81,6 +86,16 @@ def test_c10_c14_an_error_of_the_collector_process_is_raised_in_the_loop():
     with pytest.raises(CollectorError, match="broken on purpose"), AsyncRunner(collector) as run:
         list(run)
     assert collector.env.closed
+
+
+def test_a_collector_gets_its_own_interruptor_and_spans_back():
+    collector = PipelinedCollector(Counting(), frames_per_batch=3, interruptor=Mine())
+    mine, spans = collector.interruptor, collector.spans
+    with AsyncRunner(collector) as running:
+        assert collector.interruptor is running.stop
+        assert collector.spans is not spans
+    assert collector.interruptor is mine
+    assert collector.spans is spans
 
 
 SCRIPT = """
@@ -156,15 +171,22 @@ _report(train)
 
 
 @pytest.mark.parametrize(
-    ("phase", "presses"),
+    ("phase", "presses", "signum"),
     [
-        ("step", 1),
-        ("evaluate", 1),
-        *((phase, 2) for phase in ("make", "reset", "step", "update", "evaluate", "save")),
+        ("step", 1, signal.SIGINT),
+        ("evaluate", 1, signal.SIGINT),
+        ("step", 1, signal.SIGTERM),
+        ("update", 1, signal.SIGTERM),
+        *(
+            (phase, 2, signal.SIGINT)
+            for phase in ("make", "reset", "step", "update", "evaluate", "save")
+        ),
     ],
 )
-def test_c15_ctrl_c_in_any_phase_saves_and_leaves_without_a_traceback(phase, presses, tmp_path):
-    """Ctrl-C of a terminal, to every process of the group, once or twice.
+def test_c15_a_signal_in_any_phase_saves_and_leaves_without_a_traceback(
+    phase, presses, signum, tmp_path
+):
+    """Ctrl-C of a terminal, once or twice, and SIGTERM; to every process of the group.
 
     While the environment is made there is nothing to save yet.
     """
@@ -185,11 +207,11 @@ def test_c15_ctrl_c_in_any_phase_saves_and_leaves_without_a_traceback(phase, pre
     elif phase != "make":
         assert "in\n" in iter(process.stdout.readline, "")
     for _ in range(presses):
-        os.killpg(process.pid, signal.SIGINT)
+        os.killpg(process.pid, signum)
         # Two that come before the first is noticed are one.
         time.sleep(0.2)
     _, err = process.communicate(timeout=600)
-    assert process.returncode == 130, err
+    assert process.returncode == 128 + signum, err
     assert "Traceback" not in err
     assert not Path(f"/proc/{child}").exists()
     assert len(list(tmp_path.iterdir())) == (phase != "make")

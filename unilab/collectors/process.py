@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import pickle
 import select
 import signal
-import subprocess
-import sys
-import time
+import socket
 import weakref
-from collections.abc import Callable
-from contextlib import suppress
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Protocol
 
@@ -22,6 +16,8 @@ import torch
 from torch import Tensor
 from torchrl.envs import EnvBase
 
+from unilab.collectors import child
+from unilab.collectors.channel import Channel, by_value
 from unilab.collectors.ring import SharedBlock
 from unilab.collectors.spans import COLLECTOR_SPANS, Spans, milliseconds
 from unilab.collectors.worker import PHASE_NAMES, Description, Phase, Word
@@ -31,12 +27,8 @@ __all__ = ["EnvProcess", "Interrupted", "Interruptor"]
 
 _LOOK_S = 0.25
 """Between two looks at whether the process is alive, while it has nothing to say."""
-# Not multiprocessing's spawn: that imports the caller's script again, which a script without an
-# `if __name__ == "__main__"` guard does not survive.
-_BOOTSTRAP = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from unilab.collectors.worker import main; main(int(sys.argv[2]), int(sys.argv[3]))"
-)
+_PATIENT = (Phase.START, Phase.BUILD, Phase.RESET)
+"""What may take as long as it likes."""
 
 
 class Interrupted(Exception):
@@ -64,11 +56,13 @@ class EnvProcess:
 
     Keyword Args:
         num_threads: torch's threads in the process; physics has its own setting.
-        step_timeout_s: a step that takes longer counts as hung. Making the environment and
-            resetting it may take as long as they like.
+        step_timeout_s: a step or call that takes longer counts as hung, and so does a process
+            that does not begin it. Making the environment and resetting it may take as long as
+            they like.
 
     Attributes:
-        interruptor: asked while waiting; waiting ends with :class:`Interrupted` once it says stop.
+        interruptor: asked while waiting for transitions; waiting ends with :class:`Interrupted`
+            once it says stop.
         spans: the process's own account of its time; can be read at any time, afterwards as well.
 
     Raises:
@@ -101,22 +95,29 @@ class EnvProcess:
         self.block = SharedBlock()
         self.spans = Spans(COLLECTOR_SPANS, self.block.spans)
         self._counted = self._account()
-        self._connection, theirs = Pipe()
+        ours, theirs = socket.socketpair()
+        self._channel = Channel(ours)
         try:
-            self._process = _start(theirs, self.block)
+            self._process = child.start(theirs, self.block)
         except BaseException:
-            self._connection.close()
+            self._channel.close()
             self.block.close()
             raise
         finally:
             theirs.close()
         self._finalizer = weakref.finalize(
-            self, _end_quietly, self._process, self._connection, self.block
+            self, child.end_quietly, self._process, self._channel, self.block
         )
-        self._poll = select.poll()
-        self._poll.register(self._connection.fileno(), select.POLLIN)
-        # Of the process's own global generator: follows the learner's seed, draws nothing from it.
-        setting = {"make_env": payload, "num_threads": num_threads, "seed": torch.initial_seed()}
+        self._readable, self._ready = select.poll(), select.poll()
+        self._readable.register(ours, select.POLLIN)
+        self._ready.register(ours, select.POLLIN | select.POLLOUT)
+        setting = {
+            "make_env": payload,
+            "num_threads": num_threads,
+            "dtype": torch.get_default_dtype(),
+            # Of the process's global generators: follows the learner's, draws nothing from it.
+            "seed": torch.initial_seed(),
+        }
         self._send(setting)
 
     @property
@@ -127,7 +128,8 @@ class EnvProcess:
             CollectorError: it could not be made.
         """
         if self._description is None:
-            (self._description,) = self.receive("ready")
+            with self._uninterrupted():
+                (self._description,) = self.receive("ready")
             self._training_state = self._description.training_state
         return self._description
 
@@ -171,7 +173,8 @@ class EnvProcess:
             self.block.grow(nbytes)
             memory = self.block.map(nbytes)
             self.send("map", nbytes, None)
-        self.receive("mapped")
+        with self._uninterrupted():
+            self.receive("mapped")
         return memory
 
     def send(self, *message: Any) -> None:
@@ -183,7 +186,7 @@ class EnvProcess:
         """The next answer of a kind; those of other kinds are kept.
 
         Raises:
-            CollectorError: the process raised, died, or hangs in a step; it is closed then.
+            CollectorError: the process raised, died or hangs; it is closed then.
             Interrupted: :attr:`interruptor` said so; the answer can be received later.
         """
         for i, (kind, answer) in enumerate(self._kept):
@@ -203,7 +206,8 @@ class EnvProcess:
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the environment, after the step that may be under way."""
-        return self._result(self._ask(method, *args, **kwargs))
+        with self._uninterrupted():
+            return self._result(self._ask(method, *args, **kwargs))
 
     def export_training_state(self) -> dict[str, Any]:
         """The environment's after the last step received; empty if it has none."""
@@ -267,11 +271,12 @@ class EnvProcess:
             timeout_s: for it to close its environment; then it is killed.
         """
         if self._finalizer.detach() is not None:
-            _end(self._process, self._connection, self.block, timeout_s)
+            child.end(self._process, self._channel, self.block, timeout_s)
 
     def _ask(self, method: str, *args: Any, **kwargs: Any) -> int:
+        arguments = by_value(f"an argument of {method}", (args, kwargs))
         self._calls += 1
-        self.send("call", self._calls, method, args, kwargs)
+        self.send("call", self._calls, method, arguments)
         return self._calls
 
     def _result(self, number: int) -> Any:
@@ -283,13 +288,21 @@ class EnvProcess:
     def _send(self, message: Any) -> None:
         # An OSError: it is gone. What it had to say about that, if anything, is yet to be received.
         with suppress(OSError):
-            self._connection.send_bytes(pickle.dumps(message))
+            self._channel.send(message, self._take_meanwhile)
+
+    def _take_meanwhile(self) -> None:
+        """Wait until the process takes more; what it says is kept, as it may have to say it first.
+
+        It reads nothing while it waits for this process to read.
+        """
+        self._wait(self._ready)
+        if self._readable.poll(0):
+            self._kept.append(self._next_message())
 
     def _next_message(self) -> tuple[str, list[Any]]:
         self.require_open()
-        self._wait()
         try:
-            kind, *answer = pickle.loads(self._connection.recv_bytes())
+            kind, *answer = self._channel.receive(self._wait_for_more)
         except (EOFError, ConnectionResetError):
             raise self._death() from None
         if kind == "error":
@@ -304,24 +317,38 @@ class EnvProcess:
             ) from cause
         return kind, answer
 
-    def _wait(self) -> None:
-        began = time.monotonic()
+    def _wait_for_more(self) -> None:
+        self._wait(self._readable)
+
+    def _wait(self, poll: select.poll) -> None:
+        waited = 0.0
         # Waiting is a sleep in the kernel, which a message or the end of the process cuts short.
-        while not self._poll.poll(1000 * _LOOK_S):
+        while not poll.poll(1000 * _LOOK_S):
+            # Looks are counted: a clock would go on while this process is stopped, with Ctrl-Z say.
+            waited += _LOOK_S
             if self.interruptor is not None and self.interruptor.collection_stopped():
                 raise Interrupted
-            if self._process.poll() is not None and not self._poll.poll(0):
+            if self._process.poll() is not None and not poll.poll(0):
                 raise self._death()
-            if self.block.header[Word.PHASE] != Phase.STEP:
-                began = time.monotonic()
-            elif time.monotonic() - began > self.step_timeout_s:
+            if self.block.header[Word.PHASE] in _PATIENT:
+                waited = 0.0
+            elif waited > self.step_timeout_s:
                 where = self._where()
                 self.close(0.0)
                 raise CollectorError(
                     f"the collector process hung {where} for more than {self.step_timeout_s:g} s "
-                    "and was killed: look for an endless loop in the environment, or raise "
-                    "step_timeout_s"
+                    "and was killed: look for an endless loop in the environment or what may have "
+                    "stopped the process, or raise step_timeout_s"
                 )
+
+    @contextmanager
+    def _uninterrupted(self) -> Iterator[None]:
+        """Wait without asking the interruptor, which ends collecting and nothing else."""
+        interruptor, self.interruptor = self.interruptor, None
+        try:
+            yield
+        finally:
+            self.interruptor = interruptor
 
     def _death(self) -> CollectorError:
         where = self._where()
@@ -336,41 +363,3 @@ class EnvProcess:
     def _where(self) -> str:
         header = self.block.header
         return f"{PHASE_NAMES[Phase(header[Word.PHASE])]} (tick {header[Word.TICK]})"
-
-
-def _start(connection: Connection, block: SharedBlock) -> subprocess.Popen[bytes]:
-    fds = (connection.fileno(), block.fd)
-    command = [sys.executable, "-c", _BOOTSTRAP, json.dumps(sys.path), *map(str, fds)]
-    # The mask is inherited: a Ctrl-C must not kill the process before it can ignore it itself.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        return subprocess.Popen(command, pass_fds=fds)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
-def _end(
-    process: subprocess.Popen[bytes], connection: Connection, block: SharedBlock, timeout_s: float
-) -> None:
-    # The process reads the end of the connection and closes its environment, if it has one yet.
-    connection.close()
-    try:
-        process.wait(0.0 if block.header[Word.PHASE] <= Phase.BUILD else timeout_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    except BaseException:
-        # Ctrl-C: who does not want to wait does not want it to live on either.
-        process.kill()
-        process.wait()
-        raise
-    finally:
-        block.close()
-
-
-def _end_quietly(
-    process: subprocess.Popen[bytes], connection: Connection, block: SharedBlock
-) -> None:
-    # Of a finalizer, no caller could catch a KeyboardInterrupt: Python would print its traceback.
-    with suppress(KeyboardInterrupt):
-        _end(process, connection, block, 5.0)

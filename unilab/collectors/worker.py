@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 import faulthandler
+import inspect
 import os
 import pickle
-import signal
+import random
+import socket
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
-from multiprocessing.connection import Connection
 from typing import Any
 
 import cloudpickle
+import numpy as np
 import torch
 from tensordict import NestedKey, TensorDictBase
 from torchrl.data import Composite
 from torchrl.envs import EnvBase, InitTracker, TransformedEnv
 
+from unilab.collectors.channel import Channel
 from unilab.collectors.ring import Layout, Ring, SharedBlock
 from unilab.collectors.spans import COLLECTOR_SPANS, Spans, report_spans
 from unilab.errors import CollectorError
 
 __all__ = ["Description", "Phase", "Word", "main"]
-
-_WATCH_S = 0.5
 
 
 class Phase(IntEnum):
@@ -78,19 +78,22 @@ class Description:
 
 def main(connection_fd: int, block_fd: int) -> None:
     """The process, until the learner closes the connection or is gone."""
-    # Ctrl-C reaches the whole foreground group; what it means is the learner's to decide.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     faulthandler.enable()
-    threading.Thread(target=_exit_with_parent, args=(os.getppid(),), daemon=True).start()
-    worker = _Worker(Connection(connection_fd), SharedBlock(block_fd))
+    worker = _Worker(Channel(socket.socket(fileno=connection_fd)), SharedBlock(block_fd))
     code = 0
     try:
         worker.serve()
     except _LearnerGone:
-        worker.close()
+        pass
     except BaseException as error:
         worker.report(error)
+        code = 1
+    try:
+        if not code:
+            worker.close()
+    except BaseException:
+        # There is no learner any more to tell it to.
+        traceback.print_exc()
         code = 1
     finally:
         sys.stdout.flush()
@@ -99,33 +102,28 @@ def main(connection_fd: int, block_fd: int) -> None:
     os._exit(code)
 
 
-def _exit_with_parent(parent: int) -> None:
-    """End this process, whatever it is doing, soon after its parent ended."""
-    while os.getppid() == parent:
-        time.sleep(_WATCH_S)
-    os._exit(1)
-
-
 class _LearnerGone(Exception):
     """The learner closed the connection, or ended."""
 
 
 class _Worker:
-    def __init__(self, connection: Connection, block: SharedBlock) -> None:
-        self._connection = connection
+    def __init__(self, channel: Channel, block: SharedBlock) -> None:
+        self._channel = channel
         self._block = block
         self._header = block.header
         self._spans = Spans(COLLECTOR_SPANS, block.spans)
-        self._env: EnvBase | None = None
+        self._made: EnvBase | None = None
 
     def serve(self) -> None:
         """Make the environment, then answer the learner until it closes the connection."""
         setting = self._receive()
         self._header[Word.PHASE] = Phase.BUILD
         torch.set_num_threads(setting["num_threads"])
-        torch.manual_seed(setting["seed"])
+        torch.set_default_dtype(setting["dtype"])
+        _seed(setting["seed"])
         torch.set_grad_enabled(False)
-        self._env = env = _marking_resets(cloudpickle.loads(setting["make_env"])())
+        self._made = _checked(cloudpickle.loads(setting["make_env"])())
+        self._env = env = _marking_resets(self._made)
         env.reset = self._timed_reset(env.reset)
         report_spans(env, self._on_span)
         self._layout = Layout.of(env.fake_tensordict(), env.action_keys)
@@ -146,25 +144,28 @@ class _Worker:
             self._send(*answers[kind](*args))
 
     def close(self) -> None:
-        if self._env is not None:
-            self._env.close(raise_if_closed=False)
+        if self._made is not None:
+            # As it was made: a transform hands on an argument that not every close takes.
+            close = self._made.close
+            known = inspect.signature(close).parameters
+            close(**{"raise_if_closed": False} if "raise_if_closed" in known else {})
 
     def report(self, error: BaseException) -> None:
         """Hand the error and its traceback to the learner."""
         try:
-            self._send("error", type(error).__name__, str(error), traceback.format_exc())
+            self._send("error", type(error).__name__, _text(error), traceback.format_exc())
         except _LearnerGone:
             traceback.print_exc()
 
     def _receive(self) -> Any:
         try:
-            return pickle.loads(self._connection.recv_bytes())
+            return self._channel.receive()
         except (EOFError, ConnectionError):
             raise _LearnerGone from None
 
     def _send(self, *message: Any) -> None:
         try:
-            self._connection.send_bytes(pickle.dumps(message))
+            self._channel.send(message)
         except ConnectionError:
             raise _LearnerGone from None
 
@@ -185,7 +186,6 @@ class _Worker:
 
     def _begin(self, num_slots: int) -> tuple[str]:
         """Begin the first episodes and publish their first observations."""
-        assert self._env is not None
         self._ring = Ring(self._memory, self._layout, num_slots)
         self._carrier = self._env.reset()
         self._ring.write(0, self._carrier, self._layout.root_keys)
@@ -193,7 +193,6 @@ class _Worker:
         return ("began",)
 
     def _step(self, tick: int) -> tuple[str, int, Any]:
-        assert self._env is not None
         ring, layout = self._ring, self._layout
         self._header[Word.TICK] = tick
         if tick < self._header[Word.TICKS]:
@@ -201,7 +200,8 @@ class _Worker:
         with self._phase(Phase.STEP, "step"):
             slot = ring.slot(tick)
             for key in layout.action_keys:
-                self._carrier.set(key, slot.get(key))
+                # Memory of its own: an environment may keep its actions, and the ring goes on.
+                self._carrier.set(key, slot.get(key).clone())
             stepped, self._carrier = self._env.step_and_maybe_reset(self._carrier)
             ring.write(tick, stepped, layout.next_keys)
             ring.write(tick + 1, self._carrier, layout.root_keys)
@@ -209,10 +209,9 @@ class _Worker:
         self._header[Word.TICKS] += 1
         return "stepped", tick, self._export()
 
-    def _call(
-        self, number: int, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[str, int, Any]:
+    def _call(self, number: int, method: str, arguments: bytes) -> tuple[str, int, Any]:
         self._header[Word.PHASE] = Phase.CALL
+        args, kwargs = cloudpickle.loads(arguments)
         return "result", number, getattr(self._env, method)(*args, **kwargs)
 
     @contextmanager
@@ -236,12 +235,16 @@ class _Worker:
             self._spans.add(name, begin_ns, end_ns, self._header[Word.TICK])
 
 
-def _marking_resets(env: Any) -> EnvBase:
-    """The environment with ``is_init`` where it has none: exploration restarts at resets."""
+def _checked(env: Any) -> EnvBase:
     if not isinstance(env, EnvBase):
         raise CollectorError(
             f"make_env returned a {type(env).__name__}: it must return a torchrl EnvBase"
         )
+    return env
+
+
+def _marking_resets(env: EnvBase) -> EnvBase:
+    """The environment with ``is_init`` where it has none: exploration restarts at resets."""
     keys = env.observation_spec.keys(include_nested=True, leaves_only=True)
     if any((key if isinstance(key, str) else key[-1]) == "is_init" for key in keys):
         return env
@@ -253,3 +256,17 @@ def _has(env: EnvBase, method: str) -> bool:
     while isinstance(env, TransformedEnv):
         env = env.base_env
     return hasattr(type(env), method)
+
+
+def _seed(seed: int) -> None:
+    """Seed every global generator, whichever the environment draws from."""
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+    random.seed(seed)
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return "(its text cannot be had)"

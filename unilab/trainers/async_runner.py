@@ -63,8 +63,8 @@ class AsyncRunner:
         self.stop.__enter__()
         # Not TorchRL's own: asked to stop inside a batch, it hands out a part that is not filled.
         if isinstance(self.collector, PipelinedCollector):
-            self.collector.interruptor = self.stop
-            self.collector.spans = self._spans
+            self._theirs = self.collector.interruptor, self.collector.spans
+            self.collector.interruptor, self.collector.spans = self.stop, self._spans
         else:
             self._watch()
         return self
@@ -163,6 +163,8 @@ class AsyncRunner:
             ]
 
     def _unwatch(self) -> None:
+        if isinstance(self.collector, PipelinedCollector):
+            self.collector.interruptor, self.collector.spans = self._theirs
         if self._env is not None:
             report_spans(self._env, None)
         for hook in self._hooks:

@@ -85,7 +85,7 @@ def test_both_sides_may_send_more_than_a_socket_holds_at_the_same_time():
     def run() -> None:
         for _ in collector:
             state = collector.state_dict()
-            state["env_state_dict"]["levels"] += 1
+            state["env_training_state"]["levels"] += 1
             collector.load_state_dict(state)
             seen.append(collector.env.export_training_state()["levels"].mean().item())
 
@@ -145,7 +145,7 @@ class Climbing(CountingEnv):
 collector = PipelinedCollector(lambda: Climbing(3, {}), frames_per_batch=3, total_frames=6)
 for data in collector:
     state = collector.state_dict()
-    print(isinstance(state["env_state_dict"], Level), state["env_state_dict"].height)
+    print(isinstance(state["env_training_state"], Level), state["env_training_state"].height)
     collector.load_state_dict(state)
 """
 

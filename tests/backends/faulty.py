@@ -63,6 +63,31 @@ class OthersModels(Carts):
         return super().get_model_bytes(1) if row == 2 else super().get_model_bytes(row)
 
 
+class Shared(Carts):
+    """One model for all rows, which only looks like one for each."""
+
+    def __init__(self, num_envs):
+        super().__init__(num_envs)
+        self._mass = self._mass[:1].expand(num_envs, -1)
+
+
+class Forgetful(Carts):
+    """A reset brings the model's own masses back."""
+
+    def set_state_tensor(self, rows, qpos, qvel, *, reset=True):
+        super().set_state_tensor(rows, qpos, qvel, reset=reset)
+        if reset:
+            self._mass[rows] = torch.tensor([0.0, 0.0, 2.0, 0.5], dtype=torch.float64)
+
+
+class ForgetfulRig(Rig):
+    def set_state_tensor(self, rows, qpos, qvel, *, reset=True):
+        if reset:
+            friction = self.expand("geom_friction")
+            friction[rows] = torch.from_numpy(self.mj_model.geom_friction).to(friction)
+        super().set_state_tensor(rows, qpos, qvel, reset=reset)
+
+
 class Idle(Carts):
     """Its one field is of no consequence."""
 

@@ -10,6 +10,7 @@ from unilab.backends import assert_backend_conforms
 from unilab.backends.conformance import CLAUSES
 
 FIELD, CONST = "a model field acts in its row", "set const recomputes what follows"
+KEPT = "a reset keeps the model of its rows"
 REPLAY, WRITE = "a step can be replayed", "a write sets its rows and no others"
 TIME, ORDER = "timestep is the time of a substep", "actuators are in the order of controls"
 POSE, TREE = "positions follow the pose", "subtree is a body and all below it"
@@ -25,6 +26,9 @@ FAULTS = [
     ),
     (faulty.Blurred, FIELD, "body_mass of rows 1 and 3 changes the physics of other rows"),
     (faulty.OthersModels, FIELD, "body_mass of rows 1 and 3 is in other rows' models"),
+    (faulty.Shared, FIELD, "body_mass of rows 1 and 3 is that of other rows as well"),
+    (faulty.Forgetful, KEPT, "a reset writes over body_mass"),
+    (faulty.ForgetfulRig, KEPT, "a reset writes over geom_friction"),
     (faulty.Idle, FIELD, r"no model field of \['paint'\] changes the physics"),
     (faulty.Underived, CONST, "set_const does nothing in row 0 after a write to .*body_mass"),
     (faulty.UnderivedRig, CONST, "set_const does nothing in row 0 after a write to .*body_mass"),

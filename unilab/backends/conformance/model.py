@@ -12,6 +12,7 @@ from unilab.backends.conformance.subject import (
     Subject,
     controls,
     drive,
+    poses,
     refuses,
     state,
 )
@@ -60,9 +61,13 @@ def a_model_field_acts_in_its_row(it: Subject) -> None:
     effective, fields = False, _fields(it)
     for name in fields:
         with it.made(N) as (varied,):
+            nominal = varied.expand(name)[0].clone()
             _write(varied, [name], rows)
             value = varied.expand(name)
-            if torch.equal(value[1], value[0]):  # zeros, which stay zeros
+            assert all(torch.equal(value[row], nominal) for row in others), (
+                f"{name} of rows 1 and 3 is that of other rows as well"
+            )
+            if torch.equal(value[1], nominal):  # zeros, which stay zeros
                 continue
             varied.set_const(rows)
             told = [varied.get_model_bytes(row) for row in range(N)]
@@ -79,6 +84,22 @@ def a_model_field_acts_in_its_row(it: Subject) -> None:
                 f"{name} does not change the physics of the rows where it is written"
             )
     assert effective or not (moves and fields), f"no model field of {fields} changes the physics"
+
+
+def a_reset_keeps_the_model_of_its_rows(it: Subject) -> None:
+    fields = _fields(it)
+    with it.made(N) as (varied,):
+        rows = torch.arange(N)
+        _write(varied, fields, rows)
+        varied.set_const()
+        values = {name: varied.expand(name).clone() for name in fields}
+        models = [varied.get_model_bytes(row) for row in rows.tolist()] if fields else []
+        qpos, qvel = poses(varied, 2)
+        varied.set_state_tensor(rows, qpos, qvel, reset=True)
+        for name, value in values.items():
+            assert torch.equal(varied.expand(name), value), f"a reset writes over {name}"
+        told = [varied.get_model_bytes(row) for row in rows.tolist()] if fields else []
+        assert told == models, "a reset changes what get_model_bytes returns"
 
 
 def set_const_recomputes_what_follows(it: Subject) -> None:
@@ -156,6 +177,7 @@ def _write(backend: SimBackend, fields: list[str], rows: Tensor) -> None:
 CLAUSES = (
     model_fields_can_differ_between_rows,
     a_model_field_acts_in_its_row,
+    a_reset_keeps_the_model_of_its_rows,
     set_const_recomputes_what_follows,
     a_step_can_be_replayed,
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from unilab.envs.checks import check_fits, hints_of
 from unilab.envs.entity import SceneEntityCfg
 from unilab.envs.finite import bad_rows, is_finite
+from unilab.envs.managers.parameters import bound_parameters
 from unilab.errors import CapabilityError, ConfigError, NonFiniteError, did_you_mean
 
 if TYPE_CHECKING:
@@ -188,8 +187,14 @@ def _bind(
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
     """A term's function and parameters, with the scene told of what it reads and writes."""
     scene, func = env.scene, cfg.func
+    if not callable(func):
+        raise ConfigError(f"func is {func!r}, expected a function of the environment")
     memory = func if isinstance(func, type) else None
-    bound = _bound_parameters(cfg, leading)
+    if memory is not None and not issubclass(memory, ManagerTermBase):
+        raise ConfigError(f"the class {memory.__name__} is no ManagerTermBase: derive it")
+    called = func if memory is None else memory.__call__
+    title = getattr(func, "__name__", repr(func))
+    bound = bound_parameters(called, title, cfg.params, leading + (memory is not None))
     for key, value in bound.items():
         if isinstance(value, SceneEntityCfg):
             if key not in cfg.params and value.name not in scene.entities and scene.entities:
@@ -217,38 +222,6 @@ def _bind(
     if memory is not None:
         func = memory(replace(cfg, params=bound), env)  # type: ignore[type-var]
     return func, bound
-
-
-def _bound_parameters(cfg: TermCfg, leading: int) -> dict[str, Any]:
-    """Every parameter of a term by name: as given, or its default."""
-    func, params = cfg.func, cfg.params
-    if not callable(func):
-        raise ConfigError(f"func is {func!r}, expected a function of the environment")
-    memory = func if isinstance(func, type) else None
-    if memory is not None and not issubclass(memory, ManagerTermBase):
-        raise ConfigError(f"the class {memory.__name__} is no ManagerTermBase: derive it")
-    title = getattr(func, "__name__", repr(func))
-    called = func if memory is None else memory.__call__
-    first = leading if memory is None else leading + 1
-    accepted = list(inspect.signature(called).parameters.values())[first:]
-    names = [p.name for p in accepted]
-    for key in params:
-        if key not in names:
-            raise ConfigError(f"{title} has no parameter {key!r}{did_you_mean(key, names)}")
-    hints = hints_of(called)
-    bound: dict[str, Any] = {}
-    for parameter in accepted:
-        key = parameter.name
-        if key not in params and parameter.default is inspect.Parameter.empty:
-            raise ConfigError(f"{title} needs the parameter {key!r}")
-        value = bound[key] = params.get(key, parameter.default)
-        of_entity = isinstance(parameter.default, SceneEntityCfg)
-        if of_entity and not isinstance(value, SceneEntityCfg):
-            given = repr(value) if isinstance(value, str) else "..."
-            raise ConfigError(f"{key} is {value!r}: expected SceneEntityCfg({given})")
-        if key in params and not isinstance(value, SceneEntityCfg):  # whose patterns are resolved
-            check_fits(key, value, hints.get(key, Any), infinite=True)
-    return bound
 
 
 def first_values(terms: Sequence[Term], env: ManagerBasedRlEnv) -> list[Any]:

@@ -62,7 +62,8 @@ def randomised_go2(num_threads: int) -> ManagerBasedRlEnvCfg:
         params={"velocity_range": {"x": (-0.5, 0.5), "y": (-0.5, 0.5)}},
     )
     obs = base.observations["obs"]
-    encoders = replace(obs.terms["joint_pos"], params={"biased": True}, delay_max_lag=1)
+    late = {"delay_max_lag": 1, "delay_update_period": None}
+    encoders = replace(obs.terms["joint_pos"], params={"biased": True}, **late)
     sensed = replace(obs, terms={**obs.terms, "joint_pos": encoders})
     return replace(
         base,

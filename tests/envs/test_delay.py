@@ -64,7 +64,7 @@ def test_a_fixed_lag_shows_what_was(tmp_path):
 
 
 def test_lags_are_drawn_for_each_environment_and_kept_for_its_episode(tmp_path):
-    env = clocked(tmp_path, 64, delay_min_lag=1, delay_max_lag=3)
+    env = clocked(tmp_path, 64, delay_min_lag=1, delay_max_lag=3, delay_update_period=None)
     shown = seen(env, 16)[:, :, 0]
     lags = []
     for first in (0, 8):
@@ -122,7 +122,9 @@ def test_a_late_action_takes_effect_when_its_lag_is_over(tmp_path):
 
 def test_action_lags_differ_between_environments_and_terms(tmp_path):
     actions = {
-        "first": mdp.JointEffortActionCfg(actuator_names=("first.*",), delay_max_lag=3),
+        "first": mdp.JointEffortActionCfg(
+            actuator_names=("first.*",), delay_max_lag=3, delay_update_period=None
+        ),
         "second": mdp.JointEffortActionCfg(actuator_names=("second.*",)),
     }
     env = twins(tmp_path, 64, actions=actions, terminations={})
@@ -139,7 +141,9 @@ def test_the_same_seed_draws_the_same_lags():
     lag = {"delay_max_lag": 2, "delay_update_period": 2, "delay_hold_prob": 0.3}
     actions = {"joint_pos": mdp.JointPositionActionCfg(scale=0.6, **lag)}
     terms = {
-        "pos": ObservationTermCfg(func=mdp.joint_pos_rel, delay_max_lag=3, history_length=2),
+        "pos": ObservationTermCfg(
+            func=mdp.joint_pos_rel, delay_max_lag=3, delay_update_period=None, history_length=2
+        ),
         "vel": ObservationTermCfg(func=mdp.joint_vel_rel, **lag),
     }
     observations = {"obs": ObservationGroupCfg(terms=terms)}
@@ -173,9 +177,9 @@ def test_a_lag_is_drawn_anew_after_its_period_at_a_phase_of_each_environment(tmp
     assert phases == {0, 1, 2, 3}
 
 
-@pytest.mark.parametrize("period", [0, 1])
-def test_a_period_of_a_step_draws_in_every_step(tmp_path, period):
-    late = lags(tmp_path, delay_max_lag=3, delay_update_period=period)
+@pytest.mark.parametrize("period", [{}, {"delay_update_period": 0}, {"delay_update_period": 1}])
+def test_a_period_of_a_step_or_none_given_draws_in_every_step(tmp_path, period):
+    late = lags(tmp_path, delay_max_lag=3, **period)
     changed = (late[1:] != late[:-1]).float().mean()
     assert 0.7 < changed < 0.8  # a draw gives the same lag again once in four times
 
@@ -203,7 +207,7 @@ def test_a_history_repeats_what_was_shown(tmp_path):
 
 def test_terms_redraw_each_for_itself(tmp_path):
     terms = {
-        "kept": ObservationTermCfg(func=clock, delay_max_lag=3),
+        "kept": ObservationTermCfg(func=clock, delay_max_lag=3, delay_update_period=None),
         "drawn": ObservationTermCfg(func=clock, delay_max_lag=3, delay_update_period=5),
     }
     group = ObservationGroupCfg(terms=terms)
@@ -246,8 +250,8 @@ BAD_LAG = r"has delay_min_lag {} and delay_max_lag {}: expected 0 <= min <= max,
             "has delay_hold_prob 1.5: give 0 to 1",
         ),
         (
-            {"delay_hold_prob": 0.5},
-            r"has delay_hold_prob 0.5 and keeps its lag .*: give a delay_update_period",
+            {"delay_hold_prob": 0.5, "delay_update_period": None},
+            r"has delay_hold_prob 0.5 and keeps its lag .*: give a delay_update_period of 0 or m",
         ),
     ],
 )

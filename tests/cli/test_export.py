@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import sys
 
 import onnx
 import pytest
@@ -15,6 +17,21 @@ def metadata(path):
     return {p.key: json.loads(p.value) for p in onnx.load(path).metadata_props}
 
 
+@pytest.mark.parametrize(
+    ("argv0", "program"), [("/bin/unilab", r"(\S*/)?unilab"), ("arm.py", r"(\S*/)?python arm.py")]
+)
+def test_the_line_that_plays_the_file_names_the_program_that_runs(
+    argv0, program, pendulum, tmp_path, capsys, monkeypatch
+):
+    run = shutil.copytree(pendulum, tmp_path / "my run")
+    monkeypatch.setattr(sys, "argv", [argv0])
+    monkeypatch.setenv("PYTHONPATH", "my tasks")
+    assert cli.main(["export", str(run)]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    played = f"play '{run}' --policy '{run}/policy.onnx'"
+    assert re.fullmatch(rf"Try it       PYTHONPATH='my tasks' {program} {played}", last)
+
+
 def test_the_file_lies_in_the_run_and_says_how_close_it_is(go2, tmp_path, capsys):
     run = shutil.copytree(go2, tmp_path / "run")
     assert cli.main(["export", str(run)]) == 0
@@ -22,7 +39,6 @@ def test_the_file_lies_in_the_run_and_says_how_close_it_is(go2, tmp_path, capsys
     assert f"{run}/policy.onnx: obs [batch, 45] -> action [batch, 12], opset 18" in out
     difference = float(out.split("the checkpoint: ")[1].split()[0])
     assert difference <= 1e-5
-    assert f"unilab play {run} --policy {run}/policy.onnx" in out
 
 
 def test_the_file_holds_what_a_robot_needs(go2, tmp_path):

@@ -210,7 +210,11 @@ def test_a_task_that_is_not_registered_is_refused(pendulum, tmp_path):
     for file in (run / "run_config.json", *run.glob("checkpoints/*/manifest.json")):
         # As of a package that is not imported here.
         file.write_text(file.read_text().replace('"pendulum_swingup"', '"pendulum_swingap"'))
-    with pytest.raises(ConfigError, match=r"no task named 'pendulum_swingap' \(did you mean"):
+    message = (
+        rf"^{run} is a run of another program's task: start the file that registers it in place "
+        r"of `unilab`.* \(python FILE.py \.\.\.\); no task named 'pendulum_swingap' \(did you mean"
+    )
+    with pytest.raises(ConfigError, match=message):
         play(run)
 
 

@@ -22,7 +22,7 @@ from unilab.cli.play import play_run
 from unilab.conf import hydra_main
 from unilab.envs.nan_guard import replay_dump
 from unilab.errors import CapabilityError, UnilabError
-from unilab.record import plot_learning_curve, started_as
+from unilab.record import plot_learning_curve, running_program
 
 __all__ = ["example", "main"]
 
@@ -61,7 +61,7 @@ def _run(args: argparse.Namespace) -> None:
     elif args.command == "replay-dump":
         print(replay_dump(args.dump))
     elif args.command == "export":
-        export_run(args.run, args.out)
+        export_run(args.run, args.out, program=running_program())
     elif args.command == "play":
         play_run(**{name: value for name, value in vars(args).items() if name != "command"})
     else:
@@ -110,7 +110,7 @@ def _train(overrides: Sequence[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     # A program that calls main() trains with its own name; so does `python -m unilab.cli`.
-    command = started_as() + (" train" if sys.argv[0].endswith(".py") else "")
+    command = f"{running_program()} train"
     sys.argv[1:] = overrides
     train = runpy.run_path(str(script))["train"]
     hydra_main(partial(train, command=command))()

@@ -66,7 +66,15 @@ class TrainedTask:
         """
         # Episodes that began at random points of their time suit training only.
         merged = {**self.overrides, "init_at_random_ep_len": False, **(overrides or {})}
-        env = registry.make(self.name, num_envs=num_envs, seed=seed, overrides=merged)
+        try:
+            env = registry.make(self.name, num_envs=num_envs, seed=seed, overrides=merged)
+        except ConfigError as error:
+            if self.name in registry.names():
+                raise
+            raise ConfigError(
+                f"{self.path} is a run of another program's task: start the file that registers it "
+                f"in place of `unilab`, as for the training (python FILE.py ...); {error}"
+            ) from None
         if not isinstance(env, RobotEnv):
             raise CapabilityError(
                 f"{self.name} is a {type(env).__name__}, which the command line cannot play or "

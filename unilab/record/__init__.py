@@ -1,6 +1,12 @@
 """What a run leaves behind: its folder, metrics, console output and plots."""
 
-from unilab.record.console import Progress, closing_summary, started_as
+from unilab.record.console import (
+    Progress,
+    closing_summary,
+    command_line,
+    running_program,
+    started_as,
+)
 from unilab.record.metrics import MetricLogger, ProgressCsv
 from unilab.record.plot import plot_learning_curve
 from unilab.record.run_folder import RunFolder, package_versions
@@ -15,8 +21,10 @@ __all__ = [
     "RunFolder",
     "VideoWriter",
     "closing_summary",
+    "command_line",
     "metric",
     "package_versions",
     "plot_learning_curve",
+    "running_program",
     "started_as",
 ]

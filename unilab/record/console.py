@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from unilab.record.run_folder import RunFolder
 
-__all__ = ["Progress", "closing_summary", "started_as"]
+__all__ = ["Progress", "closing_summary", "command_line", "running_program", "started_as"]
 
 _RATE_WINDOW = 12
 """Rows of metrics over which lines average their steps/s."""
@@ -123,9 +123,6 @@ def closing_summary(
     if results:
         lines.append("Results      " + ", ".join(results))
     more = f" algo.total_frames={2 * total_frames}" if done else ""
-    # Where modules of the user's own, an actor say, were found, and will have to be again.
-    found = os.environ.get("PYTHONPATH")
-    prefix = f"PYTHONPATH={shlex.quote(found)} " if found else ""
     own = command.endswith(" train")  # a program with unilab's commands
     program = command.removesuffix(" train") if own else _program("unilab")
     path = shlex.quote(str(run.path))
@@ -133,18 +130,35 @@ def closing_summary(
         f"Run folder   {run.path}",
         f"TensorBoard  {_program('tensorboard')} --logdir {path}",
         f"Picture      {program} plot {path}",
-        f"Play         {prefix}{program} play {path}",
-        f"Continue     {prefix}{command} training.resume={path}{more}",
+        f"Play         {command_line(program, 'play', run.path)}",
+        f"Continue     {command_line(command)} training.resume={path}{more}",
     ]
     return "\n".join(lines)
 
 
-def started_as() -> str:
-    """The command that started this process, without its overrides, as one would type it."""
+def command_line(program: str, *words: str | Path) -> str:
+    """A command to type, with the place where this process finds modules of the user's own.
+
+    Args:
+        program: how it begins, as :func:`running_program` says.
+        *words: its arguments, to be quoted.
+    """
+    found = os.environ.get("PYTHONPATH")
+    prefix = f"PYTHONPATH={shlex.quote(found)} " if found else ""
+    return " ".join([prefix + program, *(shlex.quote(str(word)) for word in words)])
+
+
+def running_program() -> str:
+    """The program that runs, as one would type it: ``unilab``, or Python and a script."""
     script = Path(sys.argv[0])
     if script.suffix != ".py":
-        return f"{_program(script.name)} train"
+        return _program(script.name)
     return f"{_program('python')} {shlex.quote(sys.argv[0])}"
+
+
+def started_as() -> str:
+    """The command that started this training, without its overrides, as one would type it."""
+    return running_program() + ("" if sys.argv[0].endswith(".py") else " train")
 
 
 def _program(name: str) -> str:

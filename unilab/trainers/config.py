@@ -218,7 +218,8 @@ class TrainingCfg:
     resume: str | None = None
     """Folder of a run to continue, exactly where its last checkpoint left it."""
     max_minutes: float | None = None
-    """Stop after this wall time; null: only after ``algo.total_frames``."""
+    """Stop after this wall time, with the step that is being taken: the first that learns compiles,
+    which may take a minute. The last evaluation comes on top. null: after ``algo.total_frames``."""
     log_interval_s: float = 5.0
     """Seconds between two rows of metrics."""
     trace: bool = False

@@ -372,6 +372,31 @@ def test_a_reset_keeps_joints_within_their_limits(tmp_path):
     assert (second > 5.0).all()  # has no limits
 
 
+def scaled(folder, factors, velocities=(0.5, 1.5)):
+    """Positions of 50 environments that begin at a multiple of the home pose (0.3, 0.2)."""
+    term = EventTermCfg(
+        func=mdp.reset_joints_by_scale,
+        mode="reset",
+        params={"position_range": factors, "velocity_range": velocities, **ON_TWINS},
+    )
+    env = twins(folder, 50, events={"scale": term})
+    env.reset()
+    assert not env.backend.get_state_views()["qvel"].any()
+    return env.backend.get_state_views()["qpos"]
+
+
+def test_a_reset_by_scale_multiplies_the_home_pose(tmp_path):
+    for column, home in zip(scaled(tmp_path, (2.0, 3.0)).T, (0.3, 0.2), strict=True):
+        factor = column / home
+        assert 2.0 - 1e-6 <= factor.min() < 2.2
+        assert 2.8 < factor.max() <= 3.0 + 1e-6
+    first, second = scaled(tmp_path, (50.0, 60.0)).T
+    assert first.unique().tolist() == [3.0]  # its limit
+    assert (second >= 10.0 - 1e-5).all()
+    with pytest.raises(ConfigError, match=r"velocity_range is \(1.0, 0.0\), which is reversed"):
+        scaled(tmp_path, (0.5, 1.5), (1.0, 0.0))
+
+
 def heavier(env, env_ids, log):
     log.append(env_ids.tolist())
     env.backend.expand("body_mass")[env_ids, 1] *= 2.0

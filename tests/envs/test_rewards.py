@@ -27,6 +27,17 @@ TERMS = {
     "track_ang_vel_z_exp": RewardTermCfg(
         func=mdp.track_ang_vel_z_exp, weight=1.0, params={"std": 0.7, **COMMAND}
     ),
+    "track_lin_vel_xy_yaw_frame_exp": RewardTermCfg(
+        func=mdp.track_lin_vel_xy_yaw_frame_exp, weight=1.0, params={"std": 0.4, **COMMAND}
+    ),
+    "track_ang_vel_z_world_exp": RewardTermCfg(
+        func=mdp.track_ang_vel_z_world_exp, weight=1.0, params={"std": 0.7, **COMMAND}
+    ),
+    "stand_still_joint_deviation_l1": RewardTermCfg(
+        func=mdp.stand_still_joint_deviation_l1,
+        weight=1.0,
+        params={"command_threshold": 0.6, **COMMAND},
+    ),
     "lin_vel_z_l2": RewardTermCfg(func=mdp.lin_vel_z_l2, weight=1.0),
     "ang_vel_xy_l2": RewardTermCfg(func=mdp.ang_vel_xy_l2, weight=1.0),
     "flat_orientation_l2": RewardTermCfg(func=mdp.flat_orientation_l2, weight=1.0),
@@ -79,6 +90,10 @@ def expected_terms(env: ManagerBasedRlEnv) -> dict[str, list[float]]:
         mujoco.mju_quat2Mat(matrix, qpos[3:7] / np.linalg.norm(qpos[3:7]))
         to_body = matrix.reshape(3, 3).T
         v, w, g = to_body @ qvel[:3], qvel[3:6], to_body @ np.array([0.0, 0.0, -1.0])
+        forward = to_body[0] * [1.0, 1.0, 0.0]  # the root's x axis, seen from above
+        forward /= np.linalg.norm(forward)
+        upright = [forward @ qvel[:3], np.cross([0.0, 0.0, 1.0], forward) @ qvel[:3]]
+        turning = to_body.T @ w
         joints, rates = qpos[7:], qvel[6:]
         low, high = model.jnt_range[1:].T
         middle, half = (low + high) / 2, 0.25 * (high - low)
@@ -86,6 +101,12 @@ def expected_terms(env: ManagerBasedRlEnv) -> dict[str, list[float]]:
         values = {
             "track_lin_vel_xy_exp": np.exp(-np.sum((command[row, :2] - v[:2]) ** 2) / 0.16),
             "track_ang_vel_z_exp": np.exp(-((command[row, 2] - w[2]) ** 2) / 0.49),
+            "track_lin_vel_xy_yaw_frame_exp": np.exp(
+                -np.sum((command[row, :2] - upright) ** 2) / 0.16
+            ),
+            "track_ang_vel_z_world_exp": np.exp(-((command[row, 2] - turning[2]) ** 2) / 0.49),
+            "stand_still_joint_deviation_l1": np.sum(np.abs(joints - home))
+            * (np.hypot(*command[row, :2]) < 0.6),
             "lin_vel_z_l2": v[2] ** 2,
             "ang_vel_xy_l2": w[0] ** 2 + w[1] ** 2,
             "flat_orientation_l2": g[0] ** 2 + g[1] ** 2,

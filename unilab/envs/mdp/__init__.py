@@ -13,6 +13,7 @@ from unilab.envs.mdp.curriculums import commands_vel, modify_reward_weight
 from unilab.envs.mdp.events import (
     push_by_setting_velocity,
     reset_joints_by_offset,
+    reset_joints_by_scale,
     reset_root_state_uniform,
 )
 from unilab.envs.mdp.observations import (
@@ -53,8 +54,11 @@ from unilab.envs.mdp.rewards import (
     joint_torques_l2,
     joint_vel_l2,
     lin_vel_z_l2,
+    stand_still_joint_deviation_l1,
     track_ang_vel_z_exp,
+    track_ang_vel_z_world_exp,
     track_lin_vel_xy_exp,
+    track_lin_vel_xy_yaw_frame_exp,
 )
 from unilab.envs.mdp.terminations import (
     bad_orientation,
@@ -112,12 +116,16 @@ __all__ = [
     "randomize_rigid_body_inertia",
     "randomize_rigid_body_mass",
     "reset_joints_by_offset",
+    "reset_joints_by_scale",
     "reset_root_state_uniform",
     "root_height_below_minimum",
     "sensor_values",
+    "stand_still_joint_deviation_l1",
     "step_reward",
     "time_out",
     "track_ang_vel_z_exp",
+    "track_ang_vel_z_world_exp",
     "track_lin_vel_xy_exp",
+    "track_lin_vel_xy_yaw_frame_exp",
     "undesired_contacts",
 ]

@@ -71,6 +71,31 @@ def reset_joints_by_offset(
     entity.write_joint_state(pos, _uniform(env, shape, velocity_range), ids)
 
 
+def reset_joints_by_scale(
+    env: ManagerBasedRlEnv,
+    env_ids: Tensor,
+    position_range: Range,
+    velocity_range: Range,
+    asset_cfg: SceneEntityCfg = _ROBOT,
+) -> None:
+    """Place the joints at the home pose times uniform factors, at rest.
+
+    Args:
+        env: the environment.
+        env_ids: ``[n]``.
+        position_range: factors; what lies past a joint's limits is put there.
+        velocity_range: factors of the home velocities, which are 0, as in Isaac Lab.
+        asset_cfg: the entity and its ``joint_names``; the others are left alone.
+    """
+    check_range("velocity_range", velocity_range)
+    entity = env.scene[asset_cfg.name]
+    data, ids = entity.data, asset_cfg.joint_ids
+    home = data.default_joint_pos[ids]
+    factors = _uniform(env, (env_ids.shape[0], home.shape[0]), position_range)
+    pos = (home * factors).clamp_(*data.joint_pos_limits[ids].T)
+    entity.write_joint_state(pos, torch.zeros_like(pos), ids)
+
+
 def push_by_setting_velocity(
     env: ManagerBasedRlEnv,
     env_ids: Tensor,

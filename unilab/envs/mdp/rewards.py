@@ -10,6 +10,7 @@ from torch import Tensor
 from unilab.envs.entity import SceneEntityCfg
 from unilab.envs.managers.reward import RewardTermCfg
 from unilab.envs.managers.term import ManagerTermBase, reads
+from unilab.envs.rotations import heading
 
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
@@ -48,6 +49,30 @@ def track_ang_vel_z_exp(
 ) -> Tensor:
     """``exp(-(w_cmd - w)^2 / std^2)`` of the yaw rate in the root frame."""
     rate = env.scene[asset_cfg.name].data.root_ang_vel_b[:, 2]
+    error = env.command_manager.get_command(command_name)[:, 2] - rate
+    return torch.exp(error * error * (-1.0 / std**2))
+
+
+@reads("root_lin_vel_w", "root_quat_w")
+def track_lin_vel_xy_yaw_frame_exp(
+    env: ManagerBasedRlEnv, std: float, command_name: str, asset_cfg: SceneEntityCfg = _ROBOT
+) -> Tensor:
+    """As :func:`track_lin_vel_xy_exp`, in the root's frame turned upright."""
+    data = env.scene[asset_cfg.name].data
+    yaw, (x, y) = heading(data.root_quat_w), data.root_lin_vel_w[:, :2].unbind(1)
+    cos, sin = yaw.cos(), yaw.sin()
+    velocity = torch.stack((cos * x + sin * y, cos * y - sin * x), dim=1)
+    error = env.command_manager.get_command(command_name)[:, :2] - velocity
+    return torch.exp(_sum_sq(error) * (-1.0 / std**2))
+
+
+@reads("root_ang_vel_b", "projected_gravity_b")
+def track_ang_vel_z_world_exp(
+    env: ManagerBasedRlEnv, std: float, command_name: str, asset_cfg: SceneEntityCfg = _ROBOT
+) -> Tensor:
+    """As :func:`track_ang_vel_z_exp`, of the rate about the world's vertical axis."""
+    data = env.scene[asset_cfg.name].data
+    rate = -(data.root_ang_vel_b * data.projected_gravity_b).sum(1)
     error = env.command_manager.get_command(command_name)[:, 2] - rate
     return torch.exp(error * error * (-1.0 / std**2))
 
@@ -122,6 +147,18 @@ def joint_deviation_l1(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = _ROBO
     """Distance of the joints from the home pose, summed."""
     data = env.scene[asset_cfg.name].data
     return asset_cfg.joints_of(data.joint_pos - data.default_joint_pos).abs().sum(1)
+
+
+@reads("joint_pos")
+def stand_still_joint_deviation_l1(
+    env: ManagerBasedRlEnv,
+    command_name: str,
+    command_threshold: float = 0.06,
+    asset_cfg: SceneEntityCfg = _ROBOT,
+) -> Tensor:
+    """:func:`joint_deviation_l1` while less than ``command_threshold`` m/s is asked for."""
+    speed = env.command_manager.get_command(command_name)[:, :2].norm(dim=1)
+    return joint_deviation_l1(env, asset_cfg) * (speed < command_threshold)
 
 
 @reads("joint_pos")

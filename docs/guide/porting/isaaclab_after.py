@@ -1,8 +1,10 @@
 """Unitree Go2 follows a commanded velocity on flat ground."""
 
 import math
+import sys
 from pathlib import Path
 
+from unilab.cli import main
 from unilab.envs import EntityCfg, ManagerBasedRlEnvCfg, SceneCfg, SceneEntityCfg, mdp
 from unilab.envs import EventTermCfg as EventTerm
 from unilab.envs import ObservationGroupCfg as ObsGroup
@@ -16,8 +18,11 @@ FEET = ("FL_contact", "FR_contact", "RL_contact", "RR_contact")
 
 
 def table(cls):
-    """The terms in a configuration class, by name."""
-    return {name: term for name, term in vars(cls).items() if name[0] != "_"}
+    """The terms in a configuration class and its bases, by name; None takes one out."""
+    terms = {}
+    for base in reversed(cls.__mro__):
+        terms |= {name: term for name, term in vars(base).items() if name[0] != "_"}
+    return {name: term for name, term in terms.items() if term is not None}
 
 
 class CommandsCfg:
@@ -117,6 +122,7 @@ class RewardsCfg:
             "sensor_names": FEET,
             "command_name": "base_velocity",
             "threshold": 0.5,
+            "contact_threshold": 1.0,
         },
     )
 
@@ -151,3 +157,6 @@ def velocity():
 
 
 register("velocity_from_isaaclab", velocity)
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,10 +1,12 @@
 """Unitree Go2 follows a commanded velocity on flat ground."""
 
 import math
+import sys
 from pathlib import Path
 
 import torch
 
+from unilab.cli import main
 from unilab.envs import (
     CurriculumTermCfg,
     EntityCfg,
@@ -179,3 +181,6 @@ def velocity() -> ManagerBasedRlEnvCfg:
 
 
 register("velocity_from_mjlab", velocity)
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -107,7 +107,7 @@ def feet_slide(
         env: the environment.
         sensor_names: contacts of the feet.
         velocity_sensor_names: velocities of the same feet in the world frame (``framelinvel``).
-        contact_threshold: of a contact.
+        contact_threshold: what a contact exceeds, N for sensors of force; Isaac Lab's is 1 N.
     """
     contact = _lengths(env, sensor_names) > contact_threshold
     speeds = [env.scene.sensor(name)[:, :2].norm(dim=1) for name in velocity_sensor_names]

@@ -25,7 +25,7 @@ class Carried:
 
     def __init__(self, layout: Layout) -> None:
         self._environment = layout.root_keys
-        self._others = (*layout.root_keys, *layout.action_keys, "collector")
+        self._ring = frozenset((*layout.root_keys, *layout.action_keys))
         self._nothing = TensorDict({}, layout.batch_size)
         self._left = self._values = self._nothing
 
@@ -43,7 +43,13 @@ class Carried:
         Returns:
             those that belong to the transition, beside the ring's; private ones do not.
         """
-        self._left = acted.exclude(*self._others)
+        own = [
+            key for key in acted.keys(True, True) if key not in self._ring and key[0] != "collector"
+        ]
+        if not own:  # as ever with a policy that only acts
+            self._left = self._nothing
+            return self._nothing.copy()
+        self._left = acted.select(*own)
         ahead = self._left.get("next", self._nothing)
         for key in self._environment:
             if key in self._values.keys(True) or key in ahead.keys(True):

@@ -136,6 +136,7 @@ class PipelinedCollector(BaseCollector):
         self._asked = self._arrived = self._handed = 0
         self._carried = Carried(layout)
         self._beside: dict[int, TensorDictBase] = {}
+        self._prepared: TensorDictBase | None = None
         self._traj_ids = torch.arange(self._n_envs).view(layout.batch_size)
         self._next_traj_id = self._n_envs
         self.placement = placement or resolve_collector_tensor_placement("cpu", _device_of(policy))
@@ -314,7 +315,9 @@ class PipelinedCollector(BaseCollector):
 
     def _act(self, tick: int, frames: int) -> None:
         """Put the action of a tick into the ring."""
-        carrier = self._roots[tick % self._ring.num_slots].copy()
+        carrier, self._prepared = self._prepared, None
+        if carrier is None:
+            carrier = self._root(tick).copy()
         if self.track_traj_ids:
             carrier.set(("collector", "traj_ids"), self._traj_ids)
         self._carried.enter(carrier)
@@ -335,7 +338,13 @@ class PipelinedCollector(BaseCollector):
             beside.set(("collector", "traj_ids"), self._traj_ids)
         self._beside[tick] = beside
 
+    def _root(self, tick: int) -> TensorDictBase:
+        """The observation of a tick, in place."""
+        return self._roots[tick % self._ring.num_slots]
+
     def _receive(self) -> None:
+        # While there is time: nobody else waits for it now, as the environment does later.
+        self._prepared = self._root(self._arrived + 1).copy()
         with self.spans.span("ring wait", self._arrived):
             tick = self.env.receive_step()
             while tick < self._arrived:  # of a step that was sent twice
@@ -349,7 +358,7 @@ class PipelinedCollector(BaseCollector):
             if self.track_traj_ids:
                 self._number_episodes(ended)
             if self._carried.anything:
-                self._carried.advance(self._roots[self._arrived % self._ring.num_slots], ended)
+                self._carried.advance(self._root(self._arrived), ended)
 
     def _take(self, tick: int) -> None:
         if self._ring is not self._shared:

@@ -73,7 +73,7 @@ def rows(run: Path) -> list[dict[str, str]]:
 def collector_of(pid: int) -> int:
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     lines = {int(c): Path(f"/proc/{c}/cmdline").read_text() for c in children}
-    (pid,) = (child for child, line in lines.items() if "unilab.collectors.worker" in line)
+    (pid,) = (child for child, line in lines.items() if "collectors/entry.py" in line)
     return pid
 
 

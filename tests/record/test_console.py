@@ -90,6 +90,12 @@ def test_on_a_terminal_a_bar_shows_the_return():
     assert "return=3.142" in stream.getvalue()
 
 
+@pytest.fixture(autouse=True)
+def _no_python_path(monkeypatch):
+    """Which the summary would repeat."""
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+
+
 def test_the_summary_of_a_stopped_run_says_how_far_and_how_to_continue():
     lines = summary().splitlines()
     assert lines[0] == "Stopped at 50%: 500 steps in 2.0 min."

@@ -15,7 +15,7 @@ from unilab.conf import hydra_main
 from unilab.data import RewardNormalizer, make_replay_buffer
 from unilab.modules import FlashSACCritic, FlashSACPolicy, build_actor
 from unilab.objectives import FlashSACLoss
-from unilab.record import MetricLogger, Progress, RunFolder, closing_summary, started_as
+from unilab.record import MetricLogger, Progress, closing_summary
 from unilab.trainers import (
     AlgoCfg,
     Algorithm,
@@ -108,33 +108,18 @@ def train(cfg: TrainCfg, *, command: str | None = None) -> int:
         overrides=cfg.env,
     )
     interface = Interface.of(eval_env, device)
-    build = algorithm(algo.name, flashsac)  # or one that another package registered
-    parts = build(algo, interface)
+    # FlashSAC, or an algorithm that another package registered.
+    parts = algorithm(algo.name, flashsac)(algo, interface)
     buffer = make_replay_buffer(
-        algo.replay_capacity,
-        algo.batch_size,
-        device=device,
-        n_step=algo.n_step,
-        gamma=algo.gamma,
+        algo.replay_capacity, algo.batch_size, device=device, n_step=algo.n_step, gamma=algo.gamma
     )
     rewards = RewardNormalizer(algo.gamma, v_max=algo.algo_params.v_max)
 
     # The run: a new folder, or the one to continue from its newest checkpoint.
-    run = (
-        RunFolder.open(training.resume)
-        if training.resume
-        else RunFolder.create(
-            cfg.task, training.seed, log_root=training.log_root, path=training.run_dir
-        )
-    )
+    run = cfg.run_folder()
     env.set_output_dir(str(run.path))
     eval_env.set_output_dir(str(run.path / "evaluation"))
-    identity = run_identity(
-        task=cfg.task,
-        obs_groups=interface.obs_groups,
-        critic_obs=interface.critic_obs,
-        actor=parts.actor,
-    )
+    identity = run_identity(cfg.task, interface, parts.actor)
     state = {"learner": parts.learner, "rewards": rewards, "env": EnvTrainingState(env)}
     if training.save_replay:
         state["replay"] = ReplayContents(buffer)
@@ -177,16 +162,7 @@ def train(cfg: TrainCfg, *, command: str | None = None) -> int:
         trace=run.trace_file if training.trace else None,
     ).run()
     eval_env.close()
-    print(
-        closing_summary(
-            run,
-            frames=result.frames,
-            total_frames=algo.total_frames,
-            minutes=result.minutes,
-            metrics=result.metrics,
-            command=command or started_as(),
-        )
-    )
+    print(closing_summary(run, result, total_frames=algo.total_frames, command=command))
     return result.exit_code
 
 

@@ -18,6 +18,7 @@ from docs.pages import REPOSITORY, blocks, rows
 from reference.opengl import needs_opengl
 from reference.runs import tiny_run
 from tensordict import TensorDict
+from torchrl.data import Bounded
 from torchrl.envs import check_env_specs
 
 import unilab
@@ -27,7 +28,7 @@ from unilab.conf import compose
 from unilab.errors import ConfigError
 from unilab.export import OnnxPolicy
 from unilab.modules import FlashSACActorSpec
-from unilab.trainers import Checkpointer, Counters, algorithms, run_identity
+from unilab.trainers import Checkpointer, Counters, Interface, algorithms, run_identity
 
 TINY = [
     "algo.num_envs=8",
@@ -77,9 +78,13 @@ def test_custom_actor_page_builds_trains_saves_and_plays(
     )
     assert names["learner"].update(batch)["loss_aux_calm"] > 0
 
-    identity = run_identity(
-        task="my_task", obs_groups={"obs": 3}, critic_obs="obs", actor=names["actor"]
+    interface = Interface(
+        obs_groups={"obs": 3},
+        critic_obs="obs",
+        action_spec=Bounded(-1.0, 1.0, (8, 1)),
+        device=torch.device("cpu"),
     )
+    identity = run_identity("my_task", interface, names["actor"])
     folder = tmp_path / "runs" / "my_run" / "checkpoints"
     Checkpointer(folder, {"learner": names["learner"]}, identity=identity).save(Counters())
     trained = names["actor"].explore(torch.zeros(1, 3), deterministic=True)

@@ -7,6 +7,8 @@ import itertools
 import re
 import sys
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -19,15 +21,18 @@ class Terminal(io.StringIO):
         return True
 
 
-def summary(**changes):
-    values = {
-        "frames": 500,
-        "total_frames": 1000,
-        "minutes": 2.0,
-        "metrics": {"Eval/return": 12.5, "Eval/Episode_Reward/x": 1.0},
-        "command": "unilab train",
-    }
-    return closing_summary(RunFolder(Path("runs/a b")), **(values | changes))
+@dataclass
+class Result:
+    frames: int = 500
+    minutes: float = 2.0
+    metrics: Mapping[str, float] = field(
+        default_factory=lambda: {"Eval/return": 12.5, "Eval/Episode_Reward/x": 1.0}
+    )
+
+
+def summary(command="unilab train", **changes):
+    run = RunFolder(Path("runs/a b"))
+    return closing_summary(run, Result(**changes), total_frames=1000, command=command)
 
 
 def test_without_a_terminal_each_row_is_a_line_with_rate_and_eta():

@@ -23,6 +23,7 @@ from unilab.trainers import (
     Counters,
     EnvTrainingState,
     FlashSACLearner,
+    Interface,
     OffPolicyRunner,
     ReplayContents,
     run_identity,
@@ -64,12 +65,8 @@ class Session:
         }
         if save_replay:
             state["replay"] = ReplayContents(self.buffer)
-        base = run_identity(
-            task="pendulum_swingup",
-            obs_groups=self.env.obs_groups_spec,
-            critic_obs="obs",
-            actor=self.actor,
-        )
+        interface = Interface.of(self.env, torch.device("cpu"))
+        base = run_identity("pendulum_swingup", interface, self.actor)
         self.checkpointer = Checkpointer(directory, state, identity=base | identity, keep=keep)
 
     def collector(self, ticks: int) -> Iterator[TensorDictBase]:

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TextIO
+from typing import Protocol, TextIO
 
 from tqdm import tqdm
 
@@ -94,31 +94,44 @@ class Progress:
             self._bar.close()
 
 
+class Result(Protocol):
+    """How far a run came; :class:`~unilab.trainers.RunResult` is one."""
+
+    @property
+    def frames(self) -> int:
+        """Environment steps taken."""
+        ...
+
+    @property
+    def minutes(self) -> float:
+        """Training time."""
+        ...
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """Latest value of every metric."""
+        ...
+
+
 def closing_summary(
-    run: RunFolder,
-    *,
-    frames: int,
-    total_frames: int,
-    minutes: float,
-    metrics: Mapping[str, float],
-    command: str = "unilab train",
+    run: RunFolder, result: Result, *, total_frames: int, command: str | None = None
 ) -> str:
     """Says how far a run came, where its files are and what to type next.
 
     Args:
         run: the run's folder.
-        frames: environment steps taken.
+        result: how far it came.
         total_frames: steps that were asked for.
-        minutes: training time.
-        metrics: latest value of every metric.
-        command: what started the run, for the line that continues it.
+        command: what started the run, for the line that continues it; None: this process's own.
 
     Returns:
         The text, several lines.
     """
+    command = started_as() if command is None else command
+    frames, metrics = result.frames, result.metrics
     done = frames >= total_frames
     how = "Finished" if done else f"Stopped at {frames / total_frames:.0%}"
-    lines = [f"{how}: {frames:,} steps in {minutes:.1f} min."]
+    lines = [f"{how}: {frames:,} steps in {result.minutes:.1f} min."]
     results = [f"{tag} {metrics[tag]:.4g}" for tag in _results(metrics)]
     if results:
         lines.append("Results      " + ", ".join(results))

@@ -19,6 +19,7 @@ from unilab.collectors.placement import (
 from unilab.errors import ConfigError, PlacementError
 from unilab.modules import FlashSACActorSpec, action_range
 from unilab.modules.actor_spec import BUILT_IN
+from unilab.record import RunFolder
 from unilab.trainers.algorithms import check_algorithm
 from unilab.trainers.config_dict import from_dict, to_dict
 
@@ -336,6 +337,20 @@ class TrainCfg:
         cfg.algo.check("algo")
         cfg.training.check("training")
         return cfg
+
+    def run_folder(self) -> RunFolder:
+        """The run that ``training.resume`` names, or a new one.
+
+        Raises:
+            CheckpointError: the one to continue is no run folder, or cannot be written.
+            ConfigError: a new one cannot be written, or its folder holds a run already.
+        """
+        training = self.training
+        if training.resume is not None:
+            return RunFolder.open(training.resume)
+        return RunFolder.create(
+            self.task, training.seed, log_root=training.log_root, path=training.run_dir
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain nested dicts; ``from_dict`` takes it back."""

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 
 from unilab.modules import actor_semantics
+from unilab.trainers.algorithms import Interface
 
 __all__ = ["run_identity"]
 
 
-def run_identity(
-    *, task: str, obs_groups: Mapping[str, int], critic_obs: str, actor: nn.Module
-) -> dict[str, Any]:
+def run_identity(task: str, interface: Interface, actor: nn.Module) -> dict[str, Any]:
     """The identity of a run, for :class:`~unilab.trainers.Checkpointer` and ``run_config.json``.
 
     Args:
         task: name of the task.
-        obs_groups: width of each observation group that the environment publishes.
-        critic_obs: the group that the critic reads.
+        interface: the observation groups that the environment publishes, and the critic's.
         actor: the actor that is optimised.
     """
     return {
         "checkpoint_version": 1,
         "task": task,
-        "obs_groups": dict(obs_groups),
-        "critic_obs": critic_obs,
+        "obs_groups": dict(interface.obs_groups),
+        "critic_obs": interface.critic_obs,
         "actor_semantics": actor_semantics(actor),
     }

@@ -256,7 +256,7 @@ class ManagerBasedRlEnv(TorchEnv):
     def _stage_reset(self, rows: Tensor) -> None:
         self.scene.stage_reset(rows)
         self.event_manager.stage_reset(rows)
-        self.scene.validate_staged()
+        self.scene.staged.validate()
 
     def _discard_reset(self) -> None:
         self.scene.discard_staged()

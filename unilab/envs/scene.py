@@ -16,7 +16,8 @@ from unilab.backends.base import Source
 from unilab.envs.entity import Entity, EntityCfg, SceneEntityCfg
 from unilab.envs.entity_data import DERIVED_FIELDS
 from unilab.envs.finite import bad_rows, is_finite, non_finite
-from unilab.errors import ConfigError, NonFiniteError, did_you_mean
+from unilab.envs.transaction import StagedWrite, Transaction
+from unilab.errors import ConfigError, did_you_mean
 
 MAX_VALUE = 1e10
 """Beyond it MuJoCo as well takes a state as diverged (``mjMAXVAL``)."""
@@ -32,37 +33,6 @@ class SceneCfg:
     """Entities by the name that terms use."""
     keyframe: str | None = "home"
     """Keyframe with the home pose; None takes the model's own zero pose."""
-
-
-@dataclass(frozen=True)
-class StagedWrite:
-    """Values for some columns of a tensor that has a row an environment."""
-
-    target: Tensor
-    index: tuple[Tensor | int, ...]
-    """What follows the rows."""
-    value: Tensor
-    """``[n, ...]``."""
-    what: str
-    """For messages: the field's name."""
-    derives: bool
-    """Whether other fields of the model follow from it."""
-
-
-@dataclass
-class StagedState:
-    """The rows of an open transaction and what will be written to them."""
-
-    rows: Tensor
-    """``[n]`` int64, on the CPU."""
-    qpos: Tensor
-    """``[n, nq]`` float64."""
-    qvel: Tensor
-    """``[n, nv]`` float64."""
-    reset: bool
-    """Whether a new episode begins."""
-    writes: list[StagedWrite] = field(default_factory=list)
-    """Model parameters and the like."""
 
 
 class EntityScene:
@@ -87,7 +57,7 @@ class EntityScene:
         self._declared: dict[tuple[str, str], None] = {}
         self._sensor_columns: dict[str, Tensor] = {}
         self._plan: HostBridgeTransferPlan | None = None
-        self._staged: StagedState | None = None
+        self._staged: Transaction | None = None
         self.diverged = torch.zeros(backend.num_envs, dtype=torch.bool, device=device)
         """``[num_envs]``, whose physics diverged in the last step."""
         self.before_write: Callable[[StagedWrite, Tensor], None] | None = None
@@ -209,7 +179,7 @@ class EntityScene:
         """
         self.nominal(name)
         derives = name in self._backend.get_tensor_capabilities().derived_from
-        self._stage(StagedWrite(self._fields[name], index, value, name, derives))
+        self.staged.stage(StagedWrite(self._fields[name], index, value, name, derives))
 
     def write_tensor(self, target: Tensor, columns: Tensor, value: Tensor, what: str) -> None:
         """Stage rows of a tensor that is not the simulator's, such as a sensor's bias.
@@ -223,33 +193,7 @@ class EntityScene:
         Raises:
             ConfigError: the index or the shape does not fit; nothing is written.
         """
-        self._stage(StagedWrite(target, (columns,), value, what, derives=False))
-
-    def _stage(self, write: StagedWrite) -> None:
-        staged = self.staged
-        columns = write.target.shape[1 : 1 + len(write.index)]
-        if len(columns) < len(write.index):
-            raise ConfigError(
-                f"{write.what} was written with {len(write.index)} indices: "
-                f"it has {write.target.ndim - 1}"
-            )
-        for index, size in zip(write.index, columns, strict=True):
-            at = torch.as_tensor(index)
-            if at.dtype not in (torch.int32, torch.int64) or at.ndim > 1:
-                raise ConfigError(f"{write.what} was written at {index}: expected indices [m]")
-            if at.numel() and not -size <= int(at.min()) <= int(at.max()) < size:
-                raise ConfigError(
-                    f"{write.what} was written at {at.tolist()}: expected indices below {size}"
-                )
-        n = staged.rows.shape[0]
-        placed = torch.broadcast_shapes((n, 1), *(torch.as_tensor(i).shape for i in write.index))
-        shape = (*placed, *write.target.shape[1 + len(write.index) :])
-        if tuple(write.value.shape) != shape:
-            raise ConfigError(
-                f"{write.what} was written with values of shape {tuple(write.value.shape)}: "
-                f"expected {shape}"
-            )
-        staged.writes.append(write)
+        self.staged.stage(StagedWrite(target, (columns,), value, what, derives=False))
 
     def compile_tensor_reads(self) -> HostBridgeTransferPlan:
         """Freeze the union of declared columns into one packet."""
@@ -321,43 +265,19 @@ class EntityScene:
         rows, n = rows.cpu(), rows.shape[0]
         qpos = self._backend.default_qpos.repeat(n, 1)
         qvel = qpos.new_zeros(n, self._backend.get_state_views()["qvel"].shape[1])
-        self._staged = StagedState(rows, qpos, qvel, reset=True)
+        self._staged = Transaction(rows, qpos, qvel, reset=True)
 
     def stage_current(self, rows: Tensor) -> None:
         """Open a transaction on the current state, for a push or a nudge."""
         rows, views = rows.cpu(), self._backend.get_state_views()
-        self._staged = StagedState(rows, views["qpos"][rows], views["qvel"][rows], reset=False)
+        self._staged = Transaction(rows, views["qpos"][rows], views["qvel"][rows], reset=False)
 
     @property
-    def staged(self) -> StagedState:
+    def staged(self) -> Transaction:
         """The open transaction."""
         if self._staged is None:
             raise ConfigError("state can be written only by an event term, while it runs")
         return self._staged
-
-    def validate_staged(self) -> None:
-        """Check the whole payload before anything is written.
-
-        Raises:
-            NonFiniteError: a staged value is not finite; nothing was written.
-        """
-        staged = self.staged
-        for write in staged.writes:
-            if not is_finite(write.value):
-                bad = staged.rows[bad_rows(write.value)]
-                raise NonFiniteError(
-                    f"an event staged non-finite {write.what} for rows {bad.tolist()}: "
-                    "nothing was written",
-                    bad.tolist(),
-                )
-        if is_finite(staged.qpos) and is_finite(staged.qvel):
-            return
-        bad = staged.rows[bad_rows(torch.cat((staged.qpos, staged.qvel), dim=1))]
-        raise NonFiniteError(
-            f"a reset or interval event staged non-finite state for rows {bad.tolist()}: "
-            "nothing was written",
-            bad.tolist(),
-        )
 
     def discard_staged(self) -> None:
         """Close the transaction without writing."""
@@ -366,14 +286,7 @@ class EntityScene:
     def commit_staged(self) -> None:
         """Write the transaction once and close it."""
         staged, self._staged = self.staged, None
-        for write in staged.writes:
-            rows = staged.rows.to(write.target.device)
-            if self.before_write is not None:
-                self.before_write(write, rows)
-            write.target[(rows.unsqueeze(1), *write.index)] = write.value.to(write.target)
-        if any(write.derives for write in staged.writes):
-            self._backend.set_const(staged.rows)
-        self._backend.set_state_tensor(staged.rows, staged.qpos, staged.qvel, reset=staged.reset)
+        staged.commit(self._backend, self.before_write)
 
     def _changed(self) -> None:
         for entity in self.entities.values():

@@ -16,11 +16,16 @@ from torchrl.data import Bounded, Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase
 
 from unilab.envs.checks import to_device, to_num_envs, to_seed
-from unilab.envs.finite import bad_rows, is_finite
+from unilab.envs.given import (
+    TRAINING_STATE_VERSION,
+    checked_action,
+    control_steps_of,
+    rows_of_ids,
+    rows_of_mask,
+)
 from unilab.envs.threads import PARALLEL_GRAIN, OneThread
-from unilab.errors import CapabilityError, ConfigError, EnvFaultedError, NonFiniteError
+from unilab.errors import CapabilityError, ConfigError, EnvFaultedError
 
-TRAINING_STATE_VERSION = 1
 _FLAGS = ("done", "terminated", "truncated")
 
 
@@ -186,7 +191,7 @@ class TorchEnv(EnvBase):
     @torch.no_grad()
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         self._check_usable()
-        action = self._validated(tensordict.get("action", None))
+        action = checked_action(tensordict.get("action", None), self._action_shape, self.device)
         with self._threads:
             try:
                 began = time.perf_counter_ns()
@@ -245,7 +250,7 @@ class TorchEnv(EnvBase):
         if "_reset" in given:
             raise ConfigError("reset was given env_ids and a '_reset' mask: give one of them")
         mask = torch.zeros(self.num_envs, 1, dtype=torch.bool, device=self.device)
-        mask[self._checked_rows(env_ids)] = True
+        mask[rows_of_ids(env_ids, self.num_envs, self.device)] = True
         return super().reset(given.set("_reset", mask), **kwargs)
 
     def _reset(
@@ -259,7 +264,7 @@ class TorchEnv(EnvBase):
             )
         self._check_usable()
         mask = None if tensordict is None else tensordict.get("_reset", None)
-        rows = self._all_rows if mask is None else self._selected(mask)
+        rows = self._all_rows if mask is None else rows_of_mask(mask, self.num_envs)
         begun = self._begin_episodes(rows)
         if self._life.ended is not None:
             terminated, truncated = (flag.index_fill(0, rows, False) for flag in self._life.ended)
@@ -378,62 +383,7 @@ class TorchEnv(EnvBase):
         Raises:
             ConfigError: another version, or a counter that is not a non-negative integer.
         """
-        if state.get("version") != TRAINING_STATE_VERSION:
-            raise ConfigError(
-                f"environment training state has version {state.get('version')!r}: "
-                f"expected {TRAINING_STATE_VERSION}"
-            )
-        steps = state.get("control_steps")
-        if not isinstance(steps, int) or isinstance(steps, bool) or steps < 0:
-            raise ConfigError(
-                f"environment training state has control_steps {steps!r}: "
-                "expected a non-negative integer"
-            )
-        self._life.control_steps = steps
-
-    def _validated(self, action: Tensor | None) -> Tensor:
-        if action is None:
-            raise ConfigError("step was given no 'action': set one, or call env.rand_action(td)")
-        if action.shape != self._action_shape:
-            raise ConfigError(
-                f"action has shape {tuple(action.shape)}: expected {tuple(self._action_shape)}"
-            )
-        if action.dtype != torch.float32:
-            raise ConfigError(
-                f"action has dtype {action.dtype}: expected torch.float32; use action.float()"
-            )
-        if action.device != self.device:
-            raise ConfigError(
-                f"action is on {action.device}: expected {self.device}; use action.to(env.device)"
-            )
-        if not is_finite(action):
-            raise NonFiniteError(
-                f"action is not finite (first rows: {bad_rows(action)}): look for a diverged policy"
-            )
-        return action
-
-    def _selected(self, mask: Tensor) -> Tensor:
-        n = self.num_envs
-        if mask.dtype != torch.bool or mask.shape not in ((n,), (n, 1)):
-            raise ConfigError(
-                f"_reset is {mask.dtype} of shape {tuple(mask.shape)}: "
-                f"expected a torch.bool mask of shape {(n, 1)}"
-            )
-        return mask.reshape(n).nonzero().flatten()
-
-    def _checked_rows(self, env_ids: Tensor) -> Tensor:
-        kinds = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-        if not isinstance(env_ids, Tensor) or env_ids.ndim != 1 or env_ids.dtype not in kinds:
-            given = repr(env_ids)
-            if isinstance(env_ids, Tensor):
-                given = f"{env_ids.dtype} of shape {tuple(env_ids.shape)}"
-            raise ConfigError(f"env_ids is {given}: expected a 1-D integer tensor")
-        rows = env_ids.to(self.device, torch.int64).sort().values
-        if rows.shape[0] and not 0 <= int(rows[0]) <= int(rows[-1]) < self.num_envs:
-            raise ConfigError(f"env_ids {env_ids.tolist()} must lie in [0, {self.num_envs})")
-        if (rows[1:] == rows[:-1]).any():
-            raise ConfigError(f"env_ids {env_ids.tolist()} name an environment twice")
-        return rows
+        self._life.control_steps = control_steps_of(state)
 
     def _check_usable(self) -> None:
         life = self._life

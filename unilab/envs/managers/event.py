@@ -81,7 +81,7 @@ class EventManager:
             scene.stage_current(everyone)
             try:
                 term.first(env, everyone)
-                scene.validate_staged()
+                scene.staged.validate()
                 scene.commit_staged()
             finally:
                 scene.discard_staged()
@@ -96,11 +96,11 @@ class EventManager:
             with torch.inference_mode():
                 for term in self._terms["reset"]:
                     term.first(env, everyone)
-            scene.validate_staged()
+            scene.staged.validate()
             for term in self._terms["interval"]:
                 scene.stage_current(everyone)
                 term.first(env, everyone)
-                scene.validate_staged()
+                scene.staged.validate()
         finally:
             scene.discard_staged()
             env.generator.set_state(before)
@@ -136,7 +136,7 @@ class EventManager:
             scene.stage_current(rows)
             try:
                 term(self._env, rows)
-                scene.validate_staged()
+                scene.staged.validate()
                 scene.commit_staged()
             finally:
                 scene.discard_staged()

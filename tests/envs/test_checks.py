@@ -14,7 +14,7 @@ import torch
 from envs.tables import ON_TWINS, twins
 
 from unilab.envs import RewardTermCfg, TerminationTermCfg, mdp
-from unilab.envs.checks import Bound, check_fields, check_fits
+from unilab.envs.checks import Bound, Positive, check_fields, check_fits
 from unilab.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 FITS = [
     (float, [1, 0.5, -3.4e38, np.float32(1), np.int64(2)]),
     (Bound, [1, inf, -inf]),
+    (Positive, [1, 1e-9, np.float64(0.5)]),
     (int, [3, np.int64(3)]),
     (bool, [True, False]),
     (str | Path, ["a", Path("a")]),
@@ -47,6 +48,8 @@ def test_what_fits_passes(hint, values):
 MISFITS = [
     (float, [nan, inf, 1e39, True, "1", None, 1j, torch.tensor(1.0), [1.0]], "a finite number"),
     (Bound, [nan, "1", None, True], "a number"),
+    (Positive, [0, 0.0, -1.0, inf, nan, "1", None], "a finite number above 0"),
+    (tuple[Positive, ...], [(0.0,), 1.0], "a tuple of finite numbers above 0"),
     (int, [1.0, 1.5, True, "1", None, nan], "an integer"),
     (bool, [1, "no", None], "True or False"),
     (str | None, [1, b"a"], "a string or None"),

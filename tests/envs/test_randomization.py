@@ -9,6 +9,7 @@ import torch
 from envs.tables import ON_TWINS, TWINS_XML, act, drive, go2, physics_state, twins, twins_cfg
 
 from unilab.envs import EventTermCfg, ManagerBasedRlEnv, ObservationTermCfg, SceneEntityCfg, mdp
+from unilab.envs.mdp.draws import draw_around
 from unilab.errors import CapabilityError, ConfigError, NonFiniteError
 
 SECOND = SceneEntityCfg("twins", joint_names=("second",), body_names=("second",))
@@ -283,7 +284,7 @@ BAD = {
     ),
     "negative mass": (
         {"operation": "add", "mass_distribution_params": (-1.0, -0.9)},
-        r"range \(-1.0, -0.9\) makes the mass of second -0\.\d+: it must be more than 0; change",
+        r"\(-1.0, -0.9\) can make the mass of second -0\.\d+: it must be more than 0; change",
     ),
     "body": (
         {"asset_cfg": SceneEntityCfg("twins", body_names=("secnd",))},
@@ -307,9 +308,36 @@ def test_a_randomisation_of_no_sense_fails_at_construction(tmp_path, kind):
         randomised(tmp_path, event(mdp.randomize_rigid_body_mass, **{**MASS, **changes}))
 
 
+UNLUCKY = {
+    "add": ({"mass_distribution_params": (-1.05, 5.0), "operation": "add"}, r"second -0\.75: "),
+    "scale": ({"mass_distribution_params": (-1e-9, 2.0)}, r"second -3e-10: "),
+    "gaussian": (
+        {"mass_distribution_params": (1.0, 0.3), "distribution": "gaussian"},
+        r"second -0\.06: it must be more than 0, 4 deviations below the mean as well; change it",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", UNLUCKY)
+def test_what_a_later_draw_could_give_fails_at_construction(tmp_path, kind):
+    changes, message = UNLUCKY[kind]
+    with pytest.raises(ConfigError, match=message):
+        randomised(tmp_path, event(mdp.randomize_rigid_body_mass, **{**MASS, **changes}))
+
+
+def test_a_gaussian_ends_at_four_deviations(tmp_path):
+    params = {**MASS, "mass_distribution_params": (1.0, 0.2), "distribution": "gaussian"}
+    env = randomised(tmp_path, event(mdp.randomize_rigid_body_mass, **params))
+    rows, nominal = torch.zeros(200_000, dtype=torch.int64), torch.ones(1, dtype=torch.float64)
+    drawn = draw_around(env, rows, nominal, (1.0, 0.2), "scale", "gaussian")
+    assert float(drawn.min()) == pytest.approx(0.2)
+    assert float(drawn.max()) == pytest.approx(1.8)
+    assert float(drawn.std()) == pytest.approx(0.2, rel=0.01)
+
+
 def test_friction_below_zero_fails_at_construction(tmp_path):
     bad = event(mdp.randomize_geom_friction, friction_distribution_params=(-2.0, -1.0), **ON_TWINS)
-    message = r"range \(-2.0, -1.0\) makes a friction of -1\.\d+: it must be at least 0"
+    message = r"\(-2.0, -1.0\) can make a friction of -2: it must be at least 0"
     with pytest.raises(ConfigError, match=message):
         randomised(tmp_path, bad)
 
@@ -343,9 +371,7 @@ def test_a_factor_for_all_bodies_leaves_those_without_mass_alone(what):
 @pytest.mark.parametrize("what", WEIGHTS)
 def test_what_a_body_cannot_have_names_the_body(what):
     named = {"asset_cfg": SceneEntityCfg("robot", body_names=("base", *FEET[:2]))}
-    cannot = (
-        rf"^event term 'bad': range .* makes the {what} of {{}} -?\d\S*: it must be more than 0"
-    )
+    cannot = rf"^event term 'bad': .* can make the {what} of {{}} -?\d\S*: it must be more than 0"
     with pytest.raises(ConfigError, match=cannot.format("FL_foot, FR_foot")):
         weighed(what, (-1e-9, -1e-10), "add", **named)
     with pytest.raises(ConfigError, match=cannot.format("base")):
@@ -390,3 +416,20 @@ def test_gains_of_motors_cannot_be_varied(tmp_path):
     message = r"^event term 'bad': actuators \['first_motor', 'second_motor'\] are no position act"
     with pytest.raises(CapabilityError, match=message):
         twins(tmp_path, events={"bad": vary})
+
+
+def test_gains_that_are_not_the_stiffness_of_their_bias_cannot_be_varied(tmp_path):
+    motor = '<motor name="first_motor" joint="first"/>'
+    uneven = motor.replace("motor ", "general ", 1).replace(
+        "/>", ' biastype="affine" gainprm="9" biasprm="0 -4 -1"/>'
+    )
+    model = tmp_path / "uneven.xml"
+    model.write_text(TWINS_XML.replace(motor, uneven))
+    vary = EventTermCfg(
+        func=mdp.randomize_actuator_gains,
+        mode="reset",
+        params={"asset_cfg": SceneEntityCfg("twins", actuator_names=("first_motor",))},
+    )
+    message = r"^event term 'bad': actuators \['first_motor'\] have a gain that is not the stiff"
+    with pytest.raises(CapabilityError, match=message):
+        twins(tmp_path, scene=replace(twins_cfg(tmp_path).scene, model=model), events={"bad": vary})

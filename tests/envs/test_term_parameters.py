@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from envs.tables import TWINS, drive, twins
+from envs.tables import TWINS, drive, go2, twins
 
-from unilab.envs import ManagerTermBase, RewardTermCfg, reads
+from unilab.envs import ManagerTermBase, RewardTermCfg, mdp, reads
 from unilab.errors import ConfigError
 
 
@@ -46,3 +46,20 @@ def test_a_class_may_take_its_parameters_when_it_is_made(tmp_path):
 def test_what_kwargs_are_annotated_with_holds_for_each(tmp_path):
     with pytest.raises(ConfigError, match=r"^reward term 'term': b is 'much': expected a fin"):
         paid(tmp_path, summed, a=1.0, b="much")
+
+
+TRACKING = [
+    mdp.track_lin_vel_xy_exp,
+    mdp.track_ang_vel_z_exp,
+    mdp.track_lin_vel_xy_yaw_frame_exp,
+    mdp.track_ang_vel_z_world_exp,
+]
+
+
+@pytest.mark.parametrize("func", TRACKING)
+def test_a_tracking_reward_has_a_width(func):
+    bad = RewardTermCfg(func=func, weight=1.0, params={"std": 0.0, "command_name": "base_velocity"})
+    with pytest.raises(
+        ConfigError, match=r"^reward term 'bad': std is 0.0: expected a finite number above 0"
+    ):
+        go2(rewards={"bad": bad})

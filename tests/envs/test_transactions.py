@@ -288,6 +288,20 @@ ROOT_WRITES = {
 }
 
 
+@pytest.mark.parametrize("length", [0.5, 2.0])
+def test_the_length_of_a_root_quaternion_does_not_matter(length):
+    """MuJoCo brings it to 1 for itself; terms see what was written."""
+
+    def write(env, env_ids):
+        quat = torch.tensor([[0.8, 0.6, 0.0, 0.0]]).expand(len(env_ids), -1) * length
+        env.scene["robot"].write_root_pose(torch.ones(len(env_ids), 3), quat)
+
+    env = go2(events={"turned": EventTermCfg(func=write, mode="reset")})
+    env.reset()
+    gravity = env.scene["robot"].data.projected_gravity_b
+    torch.testing.assert_close(gravity, torch.tensor([0.0, -0.96, -0.28]).expand(4, 3))
+
+
 @pytest.mark.parametrize("what", ROOT_WRITES)
 def test_a_root_is_written_a_row_for_each_environment(what):
     method, values = ROOT_WRITES[what]

@@ -18,6 +18,9 @@ from unilab.errors import ConfigError
 Bound = Annotated[float, "or infinite"]
 """Annotation of a number that may be infinite."""
 
+Positive = Annotated[float, "above 0"]
+"""Annotation of a finite number that is more than 0."""
+
 # Numbers end in float32 tensors, where a larger one would be infinite.
 _LARGEST = torch.finfo(torch.float32).max
 _PLAIN = {
@@ -155,7 +158,8 @@ def _expected(value: Any, hint: Any, infinite: bool = False) -> str:
     """What a value must be to fit an annotation; empty if it fits."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return "" if _is_number(value, infinite=True) else "a number"
+        fits = _is_number(value, infinite=hint == Bound) and (hint == Bound or value > 0)
+        return "" if fits else _named(hint)
     if origin in (Union, UnionType):
         wanted = [_expected(value, arm, infinite) for arm in args]
         return "" if "" in wanted else " or ".join(wanted)
@@ -199,7 +203,9 @@ def _named(hint: Any, plural: bool = False) -> str:
     if hint in _PLAIN:
         return _PLAIN[hint][plural]
     if origin is Annotated:
-        return "numbers" if plural else "a number"
+        if hint == Bound:
+            return "numbers" if plural else "a number"
+        return "finite numbers above 0" if plural else "a finite number above 0"
     if origin is dict:
         of_items = "" if args[1] is Any else f" of {_named(args[1], plural=True)} by name"
         return f"dicts{of_items}" if plural else f"a dict{of_items}"

@@ -173,7 +173,7 @@ class Entity:
 
         Args:
             pos: ``[n, 3]`` m, world frame.
-            quat: ``[n, 4]``.
+            quat: ``[n, 4]``, of any length but 0.
 
         Raises:
             ConfigError: another shape; nothing is written.
@@ -182,7 +182,8 @@ class Entity:
         root = self._scene.staged.qpos[:, self._root().qpos]
         _check_rows("root position", pos, root[:, :3])
         _check_rows("root quaternion", quat, root[:, 3:])
-        root[:, :3], root[:, 3:] = pos, quat
+        length = quat.norm(dim=1, keepdim=True)
+        root[:, :3], root[:, 3:] = pos, quat / length
 
     def write_root_velocity(self, lin_vel_w: Tensor, ang_vel_b: Tensor) -> None:
         """Stage the root's velocity.

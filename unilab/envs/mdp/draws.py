@@ -19,6 +19,8 @@ Operation = Literal["add", "scale", "abs"]
 Distribution = Literal["uniform", "log_uniform", "gaussian"]
 OPERATIONS = ("add", "scale", "abs")
 DISTRIBUTIONS = ("uniform", "log_uniform", "gaussian")
+_DEVIATIONS = 4.0
+"""How far from its mean a gaussian draw may lie: 1 in 16,000 would lie further."""
 
 
 def draw_around(
@@ -38,7 +40,7 @@ def draw_around(
         nominal: ``[m, ...]``.
         params: bounds, or mean and deviation.
         operation: one of :data:`OPERATIONS`.
-        distribution: one of :data:`DISTRIBUTIONS`.
+        distribution: one of :data:`DISTRIBUTIONS`; a gaussian ends at four deviations.
         draws: shape of an environment's draws, to be broadcast; None draws for every value.
 
     Raises:
@@ -72,50 +74,54 @@ def draw_around(
         draw.uniform_(*bounds, generator=env.generator).exp_()
     else:
         draw.normal_(low, high, generator=env.generator)
-    draw = draw.to(nominal.device)
-    if operation == "abs":
-        return draw.expand(n, *nominal.shape)
-    return nominal + draw if operation == "add" else nominal * draw
+        draw.clamp_(*_bounds(params, distribution))
+    return _applied(nominal, draw.to(nominal.device), operation)
 
 
-def require_not_negative(value: Tensor, what: str, params: Range) -> None:
-    """Refuse values that physics has no meaning for.
+def require_not_negative(
+    nominal: Tensor, what: str, params: Range, operation: str, distribution: str
+) -> None:
+    """Refuse draws that could give values that physics has no meaning for.
 
     Args:
-        value: what was drawn.
+        nominal: the model's own.
         what: the parameter's name, for messages.
-        params: what it was drawn from, for messages.
+        params, operation, distribution: as :func:`draw_around`.
 
     Raises:
-        ConfigError: a value is negative.
+        ConfigError: a value could be negative.
     """
-    least = float(value.min()) if value.numel() else 0.0
-    if least < 0.0:
-        raise ConfigError(f"range {params} makes a {what} of {least:g}: it must be at least 0")
+    least = _least(nominal, params, operation, distribution)
+    if bool((least < 0.0).any()):
+        raise ConfigError(
+            f"{params} can make a {what} of {float(least.min()):g}: it must be at least 0"
+            f"{_REACH[distribution]}"
+        )
 
 
 def require_massive(
     env: ManagerBasedRlEnv,
     ids: Tensor,
-    value: Tensor,
     nominal: Tensor,
     what: str,
     params: Range,
     operation: str,
+    distribution: str,
 ) -> None:
-    """Refuse what a body cannot have; frames, which are bodies without mass, may be scaled.
+    """Refuse draws that could give what a body cannot have.
+
+    Frames, which are bodies without mass, may be scaled.
 
     Args:
         env: the environment.
         ids: ``[bodies]``, the model's numbers.
-        value: ``[n, bodies, ...]``, what was drawn.
         nominal: ``[bodies, ...]``, the model's own.
         what: the parameter's name, for messages.
-        params: what it was drawn from, for messages.
-        operation: one of :data:`OPERATIONS`.
+        params, operation, distribution: as :func:`draw_around`.
 
     Raises:
-        ConfigError: a mass or inertia is not positive, or there is none to scale; names the bodies.
+        ConfigError: a mass or inertia might not be positive, or there is none to scale; names the
+            bodies.
     """
     frames = (nominal == 0.0) & (operation == "scale")
     if frames.all():
@@ -123,11 +129,40 @@ def require_massive(
             f"{', '.join(env.backend.bodies[i] for i in ids)} have no {what} to scale: choose "
             "others with body_names, or another operation"
         )
-    wrong = (value <= 0.0) & ~frames
+    least = _least(nominal, params, operation, distribution)
+    wrong = (least <= 0.0) & ~frames
     if wrong.any():
-        owners = ids[wrong.any(0).reshape(len(ids), -1).any(1)]
+        owners = ids[wrong.reshape(len(ids), -1).any(1)]
         raise ConfigError(
-            f"range {params} makes the {what} of {', '.join(env.backend.bodies[i] for i in owners)}"
-            f" {float(value[wrong].min()):g}: it must be more than 0; change the range, or choose "
-            "bodies with body_names"
+            f"{params} can make the {what} of {', '.join(env.backend.bodies[i] for i in owners)}"
+            f" {float(least[wrong].min()):g}: it must be more than 0{_REACH[distribution]}; change "
+            "it, or choose bodies with body_names"
         )
+
+
+_REACH = {
+    "uniform": "",
+    "log_uniform": "",
+    "gaussian": f", {_DEVIATIONS:g} deviations below the mean as well",
+}
+
+
+def _bounds(params: Range, distribution: str) -> Range:
+    """The least and the greatest draw."""
+    if distribution != "gaussian":
+        return params
+    mean, deviation = params
+    return mean - _DEVIATIONS * deviation, mean + _DEVIATIONS * deviation
+
+
+def _least(nominal: Tensor, params: Range, operation: str, distribution: str) -> Tensor:
+    """The least value that a draw can give, of the shape of ``nominal``."""
+    ends = torch.tensor(_bounds(params, distribution), dtype=nominal.dtype, device=nominal.device)
+    return _applied(nominal, ends.reshape(2, *(1,) * nominal.ndim), operation).amin(0)
+
+
+def _applied(nominal: Tensor, draw: Tensor, operation: str) -> Tensor:
+    """What draws ``[n, ...]`` make of the nominal values, ``[n, *nominal.shape]``."""
+    if operation == "abs":
+        return draw.expand(draw.shape[0], *nominal.shape)
+    return nominal + draw if operation == "add" else nominal * draw

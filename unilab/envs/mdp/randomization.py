@@ -53,12 +53,12 @@ def randomize_rigid_body_mass(
         recompute_inertia: scale the inertia with the mass, as a change of density would.
 
     Raises:
-        ConfigError: a body's mass would not be positive, or there is none to scale; names it.
+        ConfigError: a body's mass might not be positive, or there is none to scale; names it.
     """
     ids = _index(asset_cfg.body_ids)
     nominal = env.scene.nominal("body_mass")[ids]
     mass = draw_around(env, env_ids, nominal, mass_distribution_params, operation, distribution)
-    require_massive(env, ids, mass, nominal, "mass", mass_distribution_params, operation)
+    require_massive(env, ids, nominal, "mass", mass_distribution_params, operation, distribution)
     env.scene.write_field("body_mass", (ids,), mass)
     if recompute_inertia:
         ratio = torch.where(nominal > 0.0, mass / nominal, 1.0)
@@ -80,7 +80,7 @@ def randomize_rigid_body_inertia(
     A factor leaves bodies without inertia so.
 
     Raises:
-        ConfigError: a body's inertia would not be positive, or there is none to scale; names it.
+        ConfigError: a body's inertia might not be positive, or there is none to scale; names it.
     """
     ids = _index(asset_cfg.body_ids)
     nominal = env.scene.nominal("body_inertia")[ids]
@@ -93,7 +93,9 @@ def randomize_rigid_body_inertia(
         distribution,
         draws=(nominal.shape[0], 1),
     )
-    require_massive(env, ids, inertia, nominal, "inertia", inertia_distribution_params, operation)
+    require_massive(
+        env, ids, nominal, "inertia", inertia_distribution_params, operation, distribution
+    )
     env.scene.write_field("body_inertia", (ids,), inertia)
 
 
@@ -154,7 +156,7 @@ def randomize_geom_friction(
     friction = draw_around(
         env, env_ids, nominal, friction_distribution_params, operation, distribution, draws=(1,)
     )
-    require_not_negative(friction, "friction", friction_distribution_params)
+    require_not_negative(nominal, "friction", friction_distribution_params, operation, distribution)
     env.scene.write_field("geom_friction", (ids, 0), friction)
 
 
@@ -189,7 +191,7 @@ def randomize_joint_parameters(
         if params is not None:
             nominal = env.scene.nominal(name)[dofs]
             value = draw_around(env, env_ids, nominal, params, operation, distribution)
-            require_not_negative(value, name, params)
+            require_not_negative(nominal, name, params, operation, distribution)
             env.scene.write_field(name, (dofs,), value)
 
 
@@ -207,17 +209,25 @@ class randomize_actuator_gains(ManagerTermBase):
         distribution: how to draw.
 
     Raises:
-        CapabilityError: an actuator has no gains, as a motor.
+        CapabilityError: an actuator has no gains, as a motor, or one whose bias is another.
     """
 
     def __init__(self, cfg: EventTermCfg, env: ManagerBasedRlEnv) -> None:
         super().__init__(cfg, env)
-        chosen = [env.backend.actuators[i] for i in _index(cfg.params["asset_cfg"].actuator_ids)]
+        ids = _index(cfg.params["asset_cfg"].actuator_ids)
+        chosen = [env.backend.actuators[i] for i in ids]
         motors = [a.name for a in chosen if a.stiffness == 0.0]
         if motors:
             raise CapabilityError(
                 f"actuators {motors} are no position actuators and have no gains to vary: "
                 "choose others with actuator_names, or leave the term out"
+            )
+        gains = env.scene.nominal("actuator_gainprm")[ids, 0].tolist()
+        uneven = [a.name for a, gain in zip(chosen, gains, strict=True) if a.stiffness != gain]
+        if uneven:
+            raise CapabilityError(
+                f"actuators {uneven} have a gain that is not the stiffness of their bias, so one "
+                "draw cannot stand for both: vary them with a term of your own"
             )
 
     def __call__(
@@ -235,14 +245,14 @@ class randomize_actuator_gains(ManagerTermBase):
             nominal = env.scene.nominal("actuator_gainprm")[ids, 0]
             params = stiffness_distribution_params
             stiffness = draw_around(env, env_ids, nominal, params, operation, distribution)
-            require_not_negative(stiffness, "stiffness", params)
+            require_not_negative(nominal, "stiffness", params, operation, distribution)
             env.scene.write_field("actuator_gainprm", (ids, 0), stiffness)
             env.scene.write_field("actuator_biasprm", (ids, 1), -stiffness)
         if damping_distribution_params is not None:
             nominal = -env.scene.nominal("actuator_biasprm")[ids, 2]
             params = damping_distribution_params
             damping = draw_around(env, env_ids, nominal, params, operation, distribution)
-            require_not_negative(damping, "damping", params)
+            require_not_negative(nominal, "damping", params, operation, distribution)
             env.scene.write_field("actuator_biasprm", (ids, 2), -damping)
 
 

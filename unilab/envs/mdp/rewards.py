@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from unilab.envs.checks import Positive
 from unilab.envs.entity import SceneEntityCfg
 from unilab.envs.managers.reward import RewardTermCfg
 from unilab.envs.managers.term import ManagerTermBase, reads
@@ -35,7 +36,7 @@ def is_terminated(env: ManagerBasedRlEnv) -> Tensor:
 
 @reads("root_lin_vel_b")
 def track_lin_vel_xy_exp(
-    env: ManagerBasedRlEnv, std: float, command_name: str, asset_cfg: SceneEntityCfg = _ROBOT
+    env: ManagerBasedRlEnv, std: Positive, command_name: str, asset_cfg: SceneEntityCfg = _ROBOT
 ) -> Tensor:
     """``exp(-|v_cmd - v|^2 / std^2)`` of the horizontal velocity in the root frame."""
     velocity = env.scene[asset_cfg.name].data.root_lin_vel_b[:, :2]
@@ -45,7 +46,7 @@ def track_lin_vel_xy_exp(
 
 @reads("root_ang_vel_b")
 def track_ang_vel_z_exp(
-    env: ManagerBasedRlEnv, std: float, command_name: str, asset_cfg: SceneEntityCfg = _ROBOT
+    env: ManagerBasedRlEnv, std: Positive, command_name: str, asset_cfg: SceneEntityCfg = _ROBOT
 ) -> Tensor:
     """``exp(-(w_cmd - w)^2 / std^2)`` of the yaw rate in the root frame."""
     rate = env.scene[asset_cfg.name].data.root_ang_vel_b[:, 2]
@@ -55,7 +56,7 @@ def track_ang_vel_z_exp(
 
 @reads("root_lin_vel_w", "root_quat_w")
 def track_lin_vel_xy_yaw_frame_exp(
-    env: ManagerBasedRlEnv, std: float, command_name: str, asset_cfg: SceneEntityCfg = _ROBOT
+    env: ManagerBasedRlEnv, std: Positive, command_name: str, asset_cfg: SceneEntityCfg = _ROBOT
 ) -> Tensor:
     """As :func:`track_lin_vel_xy_exp`, in the root's frame turned upright."""
     data = env.scene[asset_cfg.name].data
@@ -68,7 +69,7 @@ def track_lin_vel_xy_yaw_frame_exp(
 
 @reads("root_ang_vel_b", "projected_gravity_b")
 def track_ang_vel_z_world_exp(
-    env: ManagerBasedRlEnv, std: float, command_name: str, asset_cfg: SceneEntityCfg = _ROBOT
+    env: ManagerBasedRlEnv, std: Positive, command_name: str, asset_cfg: SceneEntityCfg = _ROBOT
 ) -> Tensor:
     """As :func:`track_ang_vel_z_exp`, of the rate about the world's vertical axis."""
     data = env.scene[asset_cfg.name].data

@@ -163,6 +163,18 @@ def test_a_row_is_lost_before_a_term_overflows(tmp_path):
         assert data["next", "reward"].isfinite().all()
 
 
+def test_a_lost_row_ends_for_no_other_reason():
+    """A robot of zeros would lie too low, and time may run out in the same step."""
+    env = go2(4, terminations={**go2().cfg.terminations, **LOST})
+    root = act(env, env.reset())
+    env.episode_length[1] = env.max_episode_length - 1
+    env.backend.get_state_views()["qpos"][1, 9] = torch.nan
+    data = env.step(root)["next"]
+    assert env.episode_so_far(1)[1] == ["lost"]
+    assert data["terminated"][1]
+    assert not data["truncated"][1]
+
+
 def test_a_lost_row_does_not_touch_the_others():
     terms = {**go2().cfg.terminations, **LOST}
     futures = []

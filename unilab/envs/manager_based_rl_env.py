@@ -35,7 +35,6 @@ from unilab.envs.managers import (
     TerminationTermCfg,
 )
 from unilab.envs.managers.term import Term
-from unilab.envs.mdp.terminations import nan_detection
 from unilab.envs.nan_guard import NanGuard, NanGuardCfg
 from unilab.envs.recording import RecordingCfg
 from unilab.envs.scene import EntityScene, SceneCfg
@@ -166,7 +165,6 @@ class ManagerBasedRlEnv(TorchEnv):
         self.command_manager.metric_sums = errors
         self.metrics_manager.prepare(values)
         self.recorder_manager.prepare()
-        self._loses_rows = any(t.func is nan_detection for t in cfg.terminations.values())
         self._guard: NanGuard | None = None
         if cfg.nan_guard is not None:
             self._guard = NanGuard(cfg.nan_guard, backend, self.action_manager.action_dim)
@@ -223,7 +221,7 @@ class ManagerBasedRlEnv(TorchEnv):
         if self._guard is not None:
             self._guard.record_after()
         self.scene.read()
-        self.scene.check_finite(self._loses_rows)
+        self.scene.check_finite(self.termination_manager.loses_rows)
 
     def _evaluate(self) -> tuple[Tensor, Tensor, Tensor]:
         self._episodes.step()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from unilab.envs.managers.term import bind_term, check_value, evaluate, first_values
+from unilab.envs.mdp.terminations import nan_detection
 
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
@@ -42,6 +43,10 @@ class TerminationManager:
         self._time_out = [term.time_out for term in cfg.values()]
         self._failures = [i for i, time_out in enumerate(self._time_out) if not time_out]
         self._time_outs = [i for i, time_out in enumerate(self._time_out) if time_out]
+        lost = [term.func is nan_detection for term in cfg.values()]
+        self._blind = [i for i, by_physics in enumerate(lost) if not by_physics]
+        self.loses_rows = any(lost)
+        """Whether an environment whose physics diverged is given up, instead of an error."""
         self._causes = torch.zeros(len(cfg), env.num_envs, device=env.device)
         self.term_dones = torch.zeros(len(cfg), env.num_envs, dtype=torch.bool, device=env.device)
         """``[num_terms, num_envs]``, which terms fired in the last step."""
@@ -72,6 +77,9 @@ class TerminationManager:
         """``terminated`` and ``truncated`` of this step, ``[num_envs]`` bool each."""
         if self._terms:
             self.term_dones = torch.stack(evaluate(self._terms, self._env))
+            if self.loses_rows and bool((diverged := self._env.scene.diverged).any()):
+                # The other terms read zeros there, which say nothing.
+                self.term_dones[self._blind] &= ~diverged
             self._causes.copy_(self.term_dones)
         self.terminated, self.truncated = self._any(self._failures), self._any(self._time_outs)
         return self.terminated, self.truncated

@@ -24,8 +24,9 @@ def time_out(env: ManagerBasedRlEnv) -> Tensor:
 def nan_detection(env: ManagerBasedRlEnv) -> Tensor:
     """Physics left a value that is not finite.
 
-    With this term in its table a task loses such a row, whose terms read zeros in that step;
-    without it the environment raises ``NonFiniteError`` and is faulted.
+    With this term in its table a task loses such a row, whose terms read zeros in that step and
+    whose episode ends for this reason alone; without it the environment raises ``NonFiniteError``
+    and is faulted.
     """
     return env.scene.diverged
 

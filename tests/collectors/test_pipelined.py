@@ -434,6 +434,7 @@ def test_an_interruptor_ends_the_wait_and_iteration_can_be_taken_up_again(pipeli
     collector = pipelined(env, frames_per_batch=N, total_frames=2 * N, interruptor=None)
     collector.interruptor = interruptor
     assert list(collector) == []
+    collector.set_seed(3)  # waits for the reset all the same
     interruptor.stopped = False
     assert [batch["next", "obs"][0, 0, 1].item() for batch in collector] == [1, 2]
 

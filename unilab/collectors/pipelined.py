@@ -211,7 +211,8 @@ class PipelinedCollector(BaseCollector):
         Returns:
             the seed that the environment would give the next one.
         """
-        self._begin()
+        with self.env.uninterrupted():
+            self._begin()
         return self.env.call("set_seed", seed, static_seed=static_seed)
 
     def _maybe_fallback_update(

@@ -128,7 +128,7 @@ class EnvProcess:
             CollectorError: it could not be made.
         """
         if self._description is None:
-            with self._uninterrupted():
+            with self.uninterrupted():
                 (self._description,) = self.receive("ready")
             self._training_state = self._description.training_state
         return self._description
@@ -173,7 +173,7 @@ class EnvProcess:
             self.block.grow(nbytes)
             memory = self.block.map(nbytes)
             self.send("map", nbytes, None)
-        with self._uninterrupted():
+        with self.uninterrupted():
             self.receive("mapped")
         return memory
 
@@ -206,7 +206,7 @@ class EnvProcess:
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the environment, after the step that may be under way."""
-        with self._uninterrupted():
+        with self.uninterrupted():
             return self._result(self._ask(method, *args, **kwargs))
 
     def export_training_state(self) -> dict[str, Any]:
@@ -342,7 +342,7 @@ class EnvProcess:
                 )
 
     @contextmanager
-    def _uninterrupted(self) -> Iterator[None]:
+    def uninterrupted(self) -> Iterator[None]:
         """Wait without asking the interruptor, which ends collecting and nothing else."""
         interruptor, self.interruptor = self.interruptor, None
         try:

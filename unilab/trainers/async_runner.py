@@ -32,7 +32,8 @@ class AsyncRunner:
     process is raised here while iterating, as a :class:`~unilab.errors.CollectorError`.
 
     Args:
-        collector: a TorchRL collector, or any iterable of TensorDicts.
+        collector: a TorchRL collector, or any iterable of TensorDicts. An interruptor that it has
+            may end the iteration as well.
 
     Attributes:
         stop: whether a signal asked to stop, and the exit code that goes with it.
@@ -64,6 +65,7 @@ class AsyncRunner:
         # Not TorchRL's own: asked to stop inside a batch, it hands out a part that is not filled.
         if isinstance(self.collector, PipelinedCollector):
             self._theirs = self.collector.interruptor, self.collector.spans
+            self.stop.beside = self.collector.interruptor
             self.collector.interruptor, self.collector.spans = self.stop, self._spans
         else:
             self._watch()

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
+from unilab.collectors.process import Interruptor
+
 __all__ = ["StopRequest"]
 
 _Result = TypeVar("_Result")
@@ -25,10 +27,14 @@ class StopRequest:
     raises KeyboardInterrupt wherever the program is.
 
     Outside the main thread, where Python delivers no signals, nothing is installed.
+
+    Attributes:
+        beside: another that may end collecting, if not the program; None: nobody else.
     """
 
     def __init__(self) -> None:
         self.signum: int | None = None
+        self.beside: Interruptor | None = None
         self._count = 0
         self._cutting = False
         self._previous: dict[int, Any] = {}
@@ -39,8 +45,8 @@ class StopRequest:
         return self.signum is not None
 
     def collection_stopped(self) -> bool:
-        """The same, as TorchRL's collectors ask an interruptor."""
-        return self.requested
+        """Whether collecting is to end, as TorchRL's collectors ask an interruptor."""
+        return self.requested or (self.beside is not None and self.beside.collection_stopped())
 
     @property
     def exit_code(self) -> int:

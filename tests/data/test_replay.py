@@ -217,10 +217,40 @@ def test_a_setting_out_of_range_is_refused(kwargs, message):
         make_replay_buffer(**{"capacity": 10, "batch_size": 2, **kwargs})
 
 
-@pytest.mark.parametrize("key", ["action", ("next", "reward")])
-def test_data_without_an_action_or_a_reward_is_refused(key):
-    with pytest.raises(ConfigError, match=r"the data has no .*, only .*; pass keys="):
+@pytest.mark.parametrize("key", ["obs", "action", ("next", "obs"), ("next", "reward")])
+def test_data_without_what_learning_needs_is_refused(key):
+    message = r"the data has no .*, only .*; name the entries to keep with keys="
+    with pytest.raises(ConfigError, match=message):
         make_replay_buffer(10, batch_size=2).extend(ticks(2, 3).exclude(key))
+
+
+def test_an_entry_that_comes_or_goes_later_is_refused():
+    """The storage would hand out what lay in its memory."""
+    whole, without = ticks(2, 3), ticks(2, 3).exclude("critic", ("next", "critic"))
+    for first, then, message in (
+        (whole, without, r"the data has no \('next', 'critic'\), critic, unlike the rows"),
+        (without, whole, r"the data has \('next', 'critic'\), critic as well, unlike the rows"),
+    ):
+        buffer = make_replay_buffer(20, batch_size=2)
+        buffer.extend(first)
+        with pytest.raises(ConfigError, match=message):
+            buffer.extend(then)
+        buffer.extend(first)
+        assert len(buffer) == 12
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.float32])
+def test_steps_are_joined_by_flags_of_any_type(dtype):
+    data = ticks(2, 6, terminated=[(0, 2)], truncated=[(1, 3)])
+    numbers = data.clone()
+    for key in ("done", "terminated", "truncated"):
+        numbers["next", key] = data["next", key].to(dtype)
+    buffers = []
+    for given in (data, numbers):
+        buffers.append(make_replay_buffer(100, batch_size=4, n_step=3, gamma=GAMMA))
+        buffers[-1].extend(given)
+    for key in (("next", "reward"), ("next", "obs"), "steps_to_next_obs"):
+        assert torch.equal(buffers[1][:][key], buffers[0][:][key])
 
 
 def test_data_without_ends_of_episodes_is_refused_where_steps_are_joined():

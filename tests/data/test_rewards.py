@@ -157,3 +157,29 @@ def test_data_without_an_entry_is_refused(key):
 def test_a_setting_out_of_range_is_refused(kwargs, message):
     with pytest.raises(ConfigError, match=message):
         RewardNormalizer(**kwargs)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.float32])
+def test_flags_of_any_type_and_whole_rewards_count_as_they_read(dtype):
+    data = TensorDict(
+        {
+            ("next", "reward"): torch.arange(12.0).reshape(4, 3, 1),
+            ("next", "done"): (torch.arange(12) % 5 == 0).reshape(4, 3, 1),
+        },
+        [4, 3],
+    )
+    numbers = TensorDict(
+        {
+            ("next", "reward"): data["next", "reward"].long(),
+            ("next", "done"): data["next", "done"].to(dtype),
+        },
+        [4, 3],
+    )
+    one, other = RewardNormalizer(0.9), RewardNormalizer(0.9)
+    for _ in range(3):
+        one.update(data)
+        other.update(numbers)
+    assert torch.equal(one.scale, other.scale)
+    assert torch.equal(
+        one.normalize(data)["next", "reward"], other.normalize(numbers)["next", "reward"]
+    )

@@ -255,6 +255,20 @@ def test_truncation_does_not_cut_the_bootstrap_and_termination_does():
     assert (qvalue_loss(batch) - want).abs() > 1e-3
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.float32])
+def test_flags_of_any_type_and_whole_rewards_count_as_they_read(dtype):
+    losses = []
+    for as_numbers in (False, True):
+        batch = tiny_batch()
+        reward = batch["next", "reward"].round()
+        batch["next", "reward"] = reward.long() if as_numbers else reward
+        if as_numbers:
+            batch["next", "terminated"] = batch["next", "terminated"].to(dtype)
+        torch.manual_seed(0)
+        losses.append(tiny_loss(gamma=0.9).qvalue_loss(batch)[0])
+    assert torch.equal(*losses)
+
+
 def test_terminated_rows_do_not_see_what_follows():
     """With every row terminated, neither next_obs' critic value nor gamma matters."""
     batch = tiny_batch(dtype=torch.float64)

@@ -42,6 +42,8 @@ class Session:
         seed: int = 0,
         hidden_dim: int = 8,
         critic_dim: int = 8,
+        v_max: float = 5.0,
+        n_step: int = 1,
         actor: nn.Module | None = None,
         save_replay: bool = True,
         keep: int = 3,
@@ -51,12 +53,12 @@ class Session:
         self.collectors: list[Collector] = []
         self.env = unilab.make("pendulum_swingup", num_envs=NUM_ENVS, seed=seed)
         self.actor = actor or FlashSACActor(3, 1, hidden_dim, num_blocks=1)
-        critic = FlashSACCritic(3, 1, critic_dim, num_blocks=1, num_bins=11)
+        critic = FlashSACCritic(3, 1, critic_dim, num_blocks=1, num_bins=11, v_max=v_max)
         loss = FlashSACLoss(self.actor, critic, gamma=0.9)
         loss.set_keys(critic_obs="obs")
         self.policy = FlashSACPolicy(self.actor)
         self.learner = FlashSACLearner(loss, decay_steps=50)
-        self.buffer = make_replay_buffer(1000, batch_size=16)
+        self.buffer = make_replay_buffer(1000, batch_size=16, n_step=n_step, gamma=0.9)
         self.rewards = RewardNormalizer(0.9)
         state = {
             "learner": self.learner,

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from unilab.errors import CheckpointError
+from unilab.errors import CheckpointError, ConfigError
 from unilab.trainers import Checkpointer, Counters, checkpoint
 
 TICKS = 20
@@ -71,6 +71,15 @@ def test_replay_contents_may_be_absent_from_a_checkpoint(session):
     assert len(loaded.buffer) == 0
 
 
+@pytest.mark.parametrize(("before", "then"), [(1, 3), (3, 1)])
+def test_a_replay_buffer_goes_on_with_the_n_step_that_filled_it(session, before, then):
+    session(n_step=before).train(TICKS)
+    other = session(seed=1, n_step=then)
+    other.checkpointer.load()
+    with pytest.raises(ConfigError, match=r"steps_to_next_obs.*also the same n_step"):
+        other.train(TICKS)
+
+
 def test_only_the_newest_are_kept(session, tmp_path):
     run = session(keep=2)
     for frames in (10, 20, 30):
@@ -124,9 +133,10 @@ def test_a_checkpoint_without_identity_is_refused(session, tmp_path):
     [
         ("hidden_dim", r"actor_semantics.kwargs.hidden_dim is 8 there and 16 here"),
         ("critic_dim", r"has shape \[.*\] there and \[.*\] here"),
+        ("v_max", r"support is that of v_min=-5, v_max=5 in the checkpoint, of v_min=-5, v_max=16"),
     ],
 )
-def test_networks_of_another_width_are_refused_whole(session, differing, width, message):
+def test_networks_of_other_settings_are_refused_whole(session, differing, width, message):
     session().train(TICKS)
     wider = session(seed=1, **{width: 16})
     before = wider.state()
@@ -387,5 +397,7 @@ def test_a_kill_while_saving_leaves_the_checkpoint_before_it_usable(tmp_path):
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     checkpointer = Checkpointer(tmp_path, {"net": torch.nn.Linear(2, 2)}, identity={})
     assert checkpointer.load().frames == 1
+    assert [path.name for path in tmp_path.glob(".*")]  # what it had staged
     checkpointer.save(Counters(frames=3))
     assert checkpointer.load().frames == 3
+    assert not [path.name for path in tmp_path.glob(".*")]

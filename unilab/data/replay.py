@@ -62,9 +62,10 @@ def make_replay_buffer(
 
     Raises:
         ConfigError: a size below 1, ``gamma`` outside (0, 1], or ``n_step > 1`` without it. When
-            extended: data without an action or a reward; with ``n_step > 1``, data without done,
-            not ``[N, T]`` or of another ``N`` than before; ``capacity`` transitions of the data
-            that do not fit into memory.
+            extended: data without observations, action or reward where ``keys`` have them, or with
+            other entries than before; with ``n_step > 1``, data without done, not ``[N, T]`` or of
+            another ``N`` than before; ``capacity`` transitions of the data that do not fit into
+            memory.
 
     Examples:
         >>> import torch
@@ -119,6 +120,26 @@ class _Storage(LazyTensorStorage):
             return _rows(self._storage, index)
         return super().get(index)
 
+    def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
+        """Write rows; all have the entries of the first ones.
+
+        Raises:
+            ConfigError: they have others, which the storage would fill up with what lay there.
+        """
+        if self.initialized and isinstance(data, TensorDictBase):
+            before, now = (
+                set(map(str, rows.keys(include_nested=True, leaves_only=True)))
+                for rows in (self._storage, data)
+            )
+            if before != now:
+                more, fewer = ", ".join(sorted(now - before)), ", ".join(sorted(before - now))
+                raise ConfigError(
+                    f"the data has {f'{more} as well' if more else f'no {fewer}'}, unlike the rows "
+                    "in the buffer: every batch needs the same entries (a run that is continued "
+                    "with its replay buffer also the same n_step)"
+                )
+        super().set(cursor, data, set_cursor=set_cursor)
+
     def _init(self, data: TensorDictBase) -> None:
         try:
             super()._init(data)
@@ -146,12 +167,13 @@ class _Intake(Transform):
         kept = tensordict.select(*self._keys, strict=False)
         present = set(kept.keys(include_nested=True, leaves_only=True))
         ends = [("next", "done")] if self._look_ahead is not None else []
-        for key in ("action", ("next", "reward"), *ends):
+        for key in ("obs", "action", ("next", "obs"), ("next", "reward"), *ends):
             if key in self._keys and key not in present:
                 given = [str(k) for k in tensordict.keys(include_nested=True, leaves_only=True)]
                 raise ConfigError(
                     f"the data has no {key!r}, only {', '.join(sorted(given))}"
-                    f"{did_you_mean(str(key), given)}; pass keys= to make_replay_buffer"
+                    f"{did_you_mean(str(key), given)}; name the entries to keep with keys= of "
+                    "make_replay_buffer"
                 )
         return kept.reshape(-1) if self._look_ahead is None else self._look_ahead(kept)
 
@@ -193,6 +215,7 @@ class _LookAhead:
         number = torch.arange(self._ticks - new, self._ticks, device=device)
         narrow = ticks[-new:].transpose(0, 1).select(("next", "reward"), ("next", "done"))
         narrow.set(("next", "tick"), number.expand(envs, new))
+        narrow.set(("next", "done"), narrow.get(("next", "done")).bool())
         ahead = self._multi_step._inv_call(narrow)
         if ahead is None:
             return None

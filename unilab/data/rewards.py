@@ -87,7 +87,9 @@ class RewardNormalizer:
         self._just_loaded = False
         if self._returns.device != reward.device:
             self._to(reward.device)
-        keep = (~done).double() * self.gamma  # a bool times a float would round gamma to float32
+        keep = (
+            done.logical_not().double() * self.gamma
+        )  # a bool times a float would round gamma to float32
         for t in range(reward.shape[1]):
             self._returns = self._returns * keep[:, t] + reward[:, t]
             self._merge(self._returns)
@@ -119,7 +121,8 @@ class RewardNormalizer:
             a shallow copy with the scaled reward.
         """
         reward = tensordict.get(("next", "reward"))
-        scale = self.scale.to(device=reward.device, dtype=reward.dtype)
+        dtype = reward.dtype if reward.is_floating_point() else torch.get_default_dtype()
+        scale = self.scale.to(device=reward.device, dtype=dtype)
         return tensordict.copy().set(("next", "reward"), reward / scale)
 
     def state_dict(self) -> dict[str, Tensor | None]:

@@ -339,6 +339,8 @@ class FlashSACLoss(LossModule):
             for k in (keys.obs, keys.critic_obs, keys.reward, keys.terminated)
         )
         rows = reward.shape[0]
+        if not reward.is_floating_point():
+            reward = reward.to(self.critic.support.dtype)
         steps = tensordict.get(keys.steps_to_next_obs, None)
         if steps is None:
             discount = reward.new_full((rows,), self.gamma)

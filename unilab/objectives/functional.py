@@ -60,7 +60,7 @@ def target_support(
 
     Args:
         reward: ``[B]`` rewards.
-        terminated: ``[B]`` bool; a terminated row does not bootstrap.
+        terminated: ``[B]`` bool, or 0 and 1; a terminated row does not bootstrap.
         entropy_bonus: ``[B]``, ``-alpha * log_prob'`` of the next action.
         support: ``[K]`` ascending bin values.
         discount: ``gamma ** n``, a number or ``[B]``.
@@ -68,7 +68,7 @@ def target_support(
     Returns:
         ``[B, K]`` atoms inside ``[support[0], support[-1]]``.
     """
-    weight = (~terminated).to(reward.dtype) * discount
+    weight = terminated.logical_not().to(reward.dtype) * discount
     atoms = torch.addcmul(reward[:, None], weight[:, None], support + entropy_bonus[:, None])
     return torch.minimum(torch.maximum(atoms, support[0]), support[-1])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +94,8 @@ class Checkpointer:
         states["counters"] = dataclasses.asdict(counters)
         metadata = {"identity": self._identity}
         try:
+            for stage in self._rotation.directory.glob(".*.stage-*"):  # of one that was killed
+                shutil.rmtree(stage)
             return self._rotation.save(
                 as_checkpoint(states), step=counters.frames, metadata=metadata
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 from torchrl.objectives import SoftUpdate
@@ -244,6 +245,12 @@ class FlashSACLearner:
         problem = problem or mismatch(state, self.state_dict(), "learner")
         if problem:
             return problem
+        # The one buffer that is a setting: with the checkpoint's the run would not have its own.
+        support = state["loss"]["critic.support"]
+        mine = self.loss.critic.support
+        if not torch.equal(support.to(mine), mine):
+            ends, own = (f"v_min={t[0]:g}, v_max={t[-1]:g}" for t in (support, mine))
+            return f"the critic's support is that of {ends} in the checkpoint, of {own} here"
         counts = {"update_count": state["update_count"], **state["schedules"]}
         if min(counts.values()) < 0:
             return f"learner counts are {counts}: expected at least 0"

@@ -13,6 +13,11 @@ def test_fewer_than_one_environment_is_refused(rig_model, num_envs):
         MujocoBackend(rig_model, num_envs)
 
 
+def test_more_environments_than_there_is_memory_for_are_one_clear_error(rig_model):
+    with pytest.raises(ConfigError, match=r"no 2147483647 environments of this model .*: lower"):
+        MujocoBackend(rig_model, 2**31 - 1)
+
+
 def test_a_negative_number_of_threads_is_refused(rig_model):
     with pytest.raises(ConfigError, match=r"num_threads is -1: give 0 \(all cores\) or more"):
         MujocoBackend(rig_model, 1, num_threads=-1)

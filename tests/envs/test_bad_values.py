@@ -182,7 +182,11 @@ def test_a_range_of_an_axis_that_is_none_is_refused_by_its_place(span):
 @pytest.mark.parametrize(
     ("argument", "values", "message"),
     [
-        ("num_envs", (True, "4", 2.5, 0, None), "num_envs is {!r}: give an integer of at least 1"),
+        (
+            "num_envs",
+            (True, "4", 2.5, 0, None, 2**40),
+            "num_envs is {!r}: give an integer of at least 1",
+        ),
         ("seed", (1.5, 2**70, -1, True, "a"), "seed is {!r}: give an integer from 0 to 4294967295"),
         ("device", ("foo", "meta"), "device is {!r}: give 'cpu', 'cuda' or 'cuda:<n>'"),
         ("device", (None, 3), "device is '{}': give 'cpu', 'cuda' or 'cuda:<n>'"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import re
+import shlex
 import sys
 import time
 from collections.abc import Mapping
@@ -12,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
 
 from unilab.record import Progress, RunFolder, closing_summary, started_as
 
@@ -167,3 +170,69 @@ def test_commands_find_modules_where_this_run_found_them(monkeypatch):
     assert lines[-2].split(maxsplit=1)[1].startswith("PYTHONPATH='my actors' ")
     monkeypatch.delenv("PYTHONPATH")
     assert "PYTHONPATH" not in summary()
+
+
+class Gone(Terminal):
+    """Somebody reads for a while."""
+
+    def __init__(self, lines: int, terminal: bool) -> None:
+        super().__init__()
+        self.lines, self.terminal = lines, terminal
+
+    def isatty(self) -> bool:
+        return self.terminal
+
+    def write(self, text: str) -> int:
+        self.lines -= 1
+        if self.lines < 0:
+            raise BrokenPipeError(32, "Broken pipe")
+        return super().write(text)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize("lines", [1, 2, 3, 5])
+def test_a_run_outlives_its_audience(lines, terminal):
+    stream = Gone(lines, terminal)
+    progress = Progress(100, stream=stream)
+    for _ in range(10):
+        progress.advance(10)
+        progress.show({"Train/return": 1.0})
+    progress.close()
+    assert stream.lines < 0
+
+
+def test_without_standard_error_nothing_is_shown(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", None)
+    progress = Progress(100)
+    progress.advance(10)
+    progress.show({"Train/return": 1.0})
+    progress.close()
+
+
+NAMES = [
+    "a b",
+    "ü/日本",
+    "x (1)",
+    "a=b",
+    "a,b",
+    "[x]",
+    "it's",
+    'a"b',
+    "a#b",
+    "a\\",
+    'a\\"b',
+    "${x}",
+]
+NAMES += ["\\${x}", "$HOME", "~x", "{x}", "*", "null", "true", "nan", "1e3", "-3", ".5"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_line_that_continues_a_run_names_its_folder_whatever_it_is_called(name):
+    result = closing_summary(RunFolder(Path(name)), Result(), total_frames=1000, command="train")
+    *_, last = result.splitlines()
+    resume = shlex.split(last)[2]
+    config = OverridesParser.create().parse_override(resume)
+    assert config.key_or_group == "training.resume"
+    assert (
+        OmegaConf.to_container(OmegaConf.create({"x": config.value()}), resolve=True)["x"] == name
+    )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -110,3 +112,31 @@ def test_a_tag_outside_the_schema_writes_nothing(tmp_path):
         logger.log(1, 0.0, {"Loss/actor": 1.0, "Loss/critic": 1.0})
     logger.close()
     assert rows(run.progress_file) == []
+
+
+_OTHER = """
+import sys
+from pathlib import Path
+from unilab.record import MetricLogger, RunFolder
+MetricLogger(RunFolder(Path(sys.argv[1])))
+"""
+
+
+def test_two_trainings_do_not_write_to_one_folder(tmp_path):
+    run = RunFolder.create("t", 0, path=tmp_path / "run")
+    logger = MetricLogger(run)
+    before = run.progress_file.read_bytes()
+    message = f"another training writes to run folder {run.path}: wait for its end, or choose"
+    with pytest.raises(ConfigError, match=message):
+        MetricLogger(run)
+    other = subprocess.run([sys.executable, "-c", _OTHER, run.path], capture_output=True, text=True)
+    assert message in other.stderr
+    assert run.progress_file.read_bytes() == before
+    logger.close()
+    MetricLogger(run).close()
+
+
+def test_a_folder_in_the_place_of_the_table_is_named(tmp_path):
+    (tmp_path / "progress.csv").mkdir()
+    with pytest.raises(CheckpointError, match=r"progress.csv cannot be written \(Is a directory\)"):
+        ProgressCsv(tmp_path / "progress.csv")

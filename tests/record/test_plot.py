@@ -64,3 +64,9 @@ def test_without_matplotlib_the_error_says_what_to_install(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(CapabilityError, match=r"pip install 'unilab-torchrl\[plot\]'"):
         plot_learning_curve(run.path)
+
+
+def test_a_picture_that_cannot_be_written_is_one_clear_error(run, tmp_path):
+    log(run)
+    with pytest.raises(CheckpointError, match=r"no/picture.png cannot be written \(No such file"):
+        plot_learning_curve(run.path, tmp_path / "no" / "picture.png")

@@ -29,6 +29,18 @@ def test_a_folder_that_cannot_be_written_is_one_clear_error(tmp_path):
         RunFolder.create("t", 0, log_root=tmp_path / "file")
 
 
+def test_a_name_that_no_file_system_takes_is_one_clear_error(tmp_path):
+    with pytest.raises(ConfigError, match=r"cannot be written \(File name too long\): set tr"):
+        RunFolder.create("t", 0, path=tmp_path / ("x" * 300))
+
+
+def test_a_folder_that_holds_checkpoints_of_whatever_run_is_not_taken(tmp_path):
+    run = RunFolder.create("t", 0, path=tmp_path / "run")
+    (run.checkpoints / "checkpoint-000000000004").mkdir()
+    with pytest.raises(ConfigError, match=r"holds checkpoints, though no run_config.json to conti"):
+        RunFolder.create("t", 0, path=tmp_path / "run")
+
+
 def test_a_folder_that_holds_a_run_is_not_taken(tmp_path):
     run = RunFolder.create("t", 0, path=tmp_path / "run")
     run.write_config({"task": "t"})

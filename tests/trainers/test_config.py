@@ -82,7 +82,7 @@ def test_the_task_is_required():
         ({"algo": {"batch_size": -1}}, "algo.batch_size=-1: must be at least 1"),
         ({"algo": {"gamma": 1.5}}, "algo.gamma=1.5: must be at most 1.0"),
         ({"algo": {"gamma": 0.0}}, "algo.gamma=0.0: must be above 0"),
-        ({"algo": {"gamma": float("nan")}}, "algo.gamma=nan: must be above 0"),
+        ({"algo": {"gamma": float("nan")}}, "algo.gamma=nan: expected a finite number"),
         ({"algo": {"learning_starts": 100}}, "learning_starts=100 is below .*batch_size=512"),
         (
             {"algo": {"replay_capacity": 600}},
@@ -103,7 +103,7 @@ def test_the_task_is_required():
             "algo_params.lr_end=-1.0: must be at least 0",
         ),
         ({"algo": {"algo_params": {"bc_alpha": -1.0}}}, "bc_alpha=-1.0: must be at least 0"),
-        ({"algo": {"algo_params": {"lr": math.inf}}}, "lr=inf: must be above 0 and finite"),
+        ({"algo": {"algo_params": {"lr": math.inf}}}, "lr=inf: expected a finite number"),
         ({"training": {"seed": 2**32}}, "training.seed=4294967296: must be at most 4294967295"),
         ({"training": {"seed": -1}}, "training.seed=-1: must be at least 0"),
         ({"training": {"eval_interval": 0}}, "training.eval_interval=0: must be at least 1"),
@@ -203,13 +203,19 @@ def test_cuda_without_a_device_is_refused(monkeypatch):
 
 def test_threads_default_to_the_cores_this_process_may_use(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 3, 5}, raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     cpu = torch.device("cpu")
     assert TrainingCfg().resolve_threads(cpu) == (3, 3)
     assert TrainingCfg(num_threads=7).resolve_threads(cpu) == (7, 3)
+    for wanted, threads in (("1", 1), ("2", 2), ("8", 3), ("", 3), ("2,1", 3)):
+        monkeypatch.setenv("OMP_NUM_THREADS", wanted)  # of torch: physics has its own setting
+        assert TrainingCfg().resolve_threads(cpu) == (threads, 3)
+        assert TrainingCfg(num_threads=2).resolve_threads(cpu) == (2, 3)
 
 
 def test_threads_beside_a_learner_on_an_accelerator_are_for_physics(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)), raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     pipelined, cuda = TrainingCfg(collector="pipelined"), torch.device("cuda")
     assert pipelined.resolve_threads(torch.device("cpu")) == (6, 6)
     assert pipelined.resolve_threads(cuda) == (1, 5)

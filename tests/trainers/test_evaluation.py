@@ -6,7 +6,9 @@ import pytest
 import torch
 from torchrl.envs import PendulumEnv
 
+import unilab
 from unilab.errors import ConfigError
+from unilab.modules import FlashSACActor, FlashSACPolicy
 from unilab.trainers import Evaluator
 
 
@@ -54,3 +56,12 @@ def test_evaluating_leaves_random_generator_and_exploration_as_they_were(session
 def test_an_environment_without_episode_length_needs_max_steps(session):
     with pytest.raises(ConfigError, match="PendulumEnv has no max_episode_length: pass max_steps"):
         Evaluator(PendulumEnv(), session().policy)
+
+
+def test_episodes_are_whole_where_a_task_begins_its_first_ones_in_their_midst():
+    env = unilab.make(
+        "pendulum_swingup", num_envs=8, seed=0, overrides={"init_at_random_ep_len": True}
+    )
+    policy = FlashSACPolicy(FlashSACActor(3, 1, 8))
+    for _ in range(2):
+        assert Evaluator(env, policy)()["Eval/episode_length"] == env.max_episode_length

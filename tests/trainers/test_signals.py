@@ -11,7 +11,9 @@ import pytest
 from unilab.trainers.signals import StopRequest
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_the_first_signal_is_noted_with_the_exit_code_of_a_shell(signum, code):
     with StopRequest() as stop:
         assert not stop.requested
@@ -55,6 +57,16 @@ def test_handlers_are_put_back(monkeypatch):
         assert signal.getsignal(signal.SIGTERM) is mine
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_a_terminal_that_closes_means_nothing_where_it_was_to_be_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        with StopRequest() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop.requested
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_outside_the_main_thread_nothing_is_installed():

@@ -61,7 +61,8 @@ class MujocoBackend(SimBackend):
             last substep began with, as ``mj_step`` leaves them.
 
     Raises:
-        ConfigError: the file is missing or does not compile, or a value does not fit.
+        ConfigError: the file is missing or does not compile, a value does not fit, or memory does
+            not suffice.
     """
 
     def __init__(
@@ -85,7 +86,12 @@ class MujocoBackend(SimBackend):
         # Without a handler MuJoCo appends each warning to MUJOCO_LOG.TXT in the working directory.
         if mujoco.get_mju_user_warning() is None:
             mujoco.set_mju_user_warning(_logger.warning)
-        self._batch = Batch(self.mj_model, num_envs, num_threads)
+        try:
+            self._batch = Batch(self.mj_model, num_envs, num_threads)
+        except (ValueError, MemoryError) as error:
+            raise ConfigError(
+                f"MuJoCo makes no {num_envs} environments of this model ({error}): lower num_envs"
+            ) from error
         self._rows = torch.from_numpy(self._batch.state)  # all state fields are its columns
         self.num_envs = num_envs
         self.timestep = float(self.mj_model.opt.timestep)

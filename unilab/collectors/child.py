@@ -26,7 +26,7 @@ def start(end: socket.socket, block: SharedBlock) -> subprocess.Popen[bytes]:
     arguments = (json.dumps(sys.path), os.getpid(), *fds)
     command = [sys.executable, entry.__file__, *map(str, arguments)]
     # The mask is inherited: a signal must not kill the process before it can ignore it itself.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, entry.LEARNERS)
     try:
         return subprocess.Popen(command, pass_fds=fds)
     finally:

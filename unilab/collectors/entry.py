@@ -13,17 +13,21 @@ import threading
 import time
 from types import FrameType
 
+LEARNERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that only the learner answers."""
 _WATCH_S = 0.5
 
 
 def main(learner: int, connection_fd: int, block_fd: int) -> None:
     """The process, until the learner closes the connection or is gone."""
     threading.Thread(target=_exit_with, args=(learner,), daemon=True).start()
-    # Ctrl-C, and often SIGTERM, reach every process of the group; what they mean is the learner's
-    # to decide. A handler, unlike SIG_IGN, is not inherited: SIGTERM ends what is started here.
+    # Ctrl-C, and often the others, reach every process of the group; what they mean is the
+    # learner's to decide. A handler, unlike SIG_IGN, is not inherited: they end what is started
+    # here.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _leave_to_the_learner)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+    signal.signal(signal.SIGHUP, _leave_to_the_learner)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, LEARNERS)
     from unilab.collectors import worker
 
     worker.main(connection_fd, block_fd)

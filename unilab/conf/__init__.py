@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -25,6 +26,7 @@ from unilab import registry
 from unilab.collectors.placement import refuse_removed_key
 from unilab.errors import CheckpointError, ConfigError, UnilabError, did_you_mean
 from unilab.record import RunFolder
+from unilab.record.console import override as override_of
 from unilab.trainers.config import TrainCfg
 from unilab.trainers.config_dict import check_key
 
@@ -147,7 +149,8 @@ def _checked(overrides: Sequence[str], *, any_task: bool = False) -> list[str]:
             override = parser.parse_override(text)
         except HydraException as error:
             key, given, value = text.partition("=")
-            quoted = f""", a value of other characters quoted: '{key}="{value}"'""" if given else ""
+            quoted = shlex.quote(override_of(key, value))
+            quoted = f", a value of other characters quoted: {quoted}" if given else ""
             raise ConfigError(
                 f"cannot read override {text!r} ({_first_line(error)}): write key=value{quoted}"
             ) from error
@@ -191,7 +194,13 @@ def _check_task(name: str, known: Sequence[str]) -> None:
 
 
 def _resolve(config: DictConfig, overrides: Sequence[str]) -> TrainCfg:
-    if OmegaConf.select(config, "training.resume") is not None:
+    resume = OmegaConf.select(config, "training.resume")
+    if resume is not None:
+        if not isinstance(resume, str):
+            raise ConfigError(
+                f"training.resume={resume}: expected the path of a run folder; one that reads like "
+                """something else in quotes: 'training.resume="1e3"'"""
+            )
         config = _resumed(config, overrides)
     try:
         values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)

@@ -45,7 +45,8 @@ def make_replay_buffer(
     ``extend`` takes ``[N]`` or ``[N, T]`` data. With ``n_step > 1`` it takes ``[N, T]`` only, in
     time order and of the same ``N`` each call: the last ``n_step`` ticks are held back until their
     successors come, so ``T`` may be 1. Rewards are then discounted sums, ``("next", ...)`` lies
-    ``steps_to_next_obs`` steps ahead, and no window crosses an episode's end.
+    ``steps_to_next_obs`` steps ahead, and no window crosses an episode's end. Data of another
+    collector or rollout would be joined to what is held back: give each a buffer, or ``n_step=1``.
 
     Args:
         capacity: most transitions held; the oldest are overwritten.

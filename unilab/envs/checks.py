@@ -105,10 +105,10 @@ def to_num_envs(value: Any) -> int:
     """A number of environments.
 
     Raises:
-        ConfigError: it is no integer, or less than 1.
+        ConfigError: it is no integer, less than 1, or more than the simulator counts.
     """
-    if _expected(value, int) or value < 1:
-        raise ConfigError(f"num_envs is {value!r}: give an integer of at least 1")
+    if _expected(value, int) or not 1 <= value < 2**31:
+        raise ConfigError(f"num_envs is {value!r}: give an integer of at least 1, below 2^31")
     return int(value)
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shlex
 import shutil
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, TextIO
 
@@ -21,11 +23,15 @@ __all__ = ["Progress", "closing_summary", "command_line", "running_program", "st
 
 _RATE_WINDOW = 12
 """Rows of metrics over which lines average their steps/s."""
+_OTHER = re.compile(r"null|true|false|[+-]?(inf|nan|[\d_.]+(e[+-]?\d+)?)", re.IGNORECASE)
+"""Words that Hydra reads as something else than a string."""
 _SHOWN = {"return": "Train/return", "length": "Train/episode_length", "eval": "Eval/return"}
 
 
 class Progress:
     """A bar with steps/s, return and ETA on a terminal; elsewhere a line for each row of metrics.
+
+    A run outlives its audience: once nothing can be written any more, nothing is shown.
 
     Args:
         total: environment steps of the whole run.
@@ -42,7 +48,8 @@ class Progress:
         max_minutes: float | None = None,
         stream: TextIO | None = None,
     ) -> None:
-        self._stream = stream if stream is not None else sys.stderr
+        # None: standard error is closed.
+        self._stream: TextIO | None = stream if stream is not None else sys.stderr
         self._total = total
         self._frames = initial
         now = time.perf_counter()
@@ -58,7 +65,7 @@ class Progress:
                 smoothing=0.05,
                 file=self._stream,
             )
-            if self._stream.isatty()
+            if self._stream is not None and self._stream.isatty()
             else None
         )
 
@@ -66,7 +73,8 @@ class Progress:
         """Counts environment steps."""
         self._frames += frames
         if self._bar is not None:
-            self._bar.update(frames)
+            with self._while_heard():
+                self._bar.update(frames)
 
     def show(self, metrics: Mapping[str, float]) -> None:
         """Shows the latest metrics."""
@@ -75,8 +83,11 @@ class Progress:
             for name, tag in _SHOWN.items()
             if not math.isnan(metrics.get(tag, math.nan))
         }
+        if self._stream is None:
+            return
         if self._bar is not None:
-            self._bar.set_postfix({name: f"{value:.4g}" for name, value in shown.items()})
+            with self._while_heard():
+                self._bar.set_postfix({name: f"{value:.4g}" for name, value in shown.items()})
             return
         now, (then, frames) = time.perf_counter(), self._marks[0]
         rate = (self._frames - frames) / max(now - then, 1e-9)
@@ -86,12 +97,23 @@ class Progress:
         parts = [f"{self._frames:,}/{self._total:,} steps", f"{rate:,.0f} steps/s"]
         parts += [f"{name} {value:.4g}" for name, value in shown.items()]
         parts.append(f"ETA {_duration(left)}")
-        print("  ".join(parts), file=self._stream, flush=True)
+        with self._while_heard():
+            print("  ".join(parts), file=self._stream, flush=True)
 
     def close(self) -> None:
         """Leaves the terminal to what comes next."""
         if self._bar is not None:
-            self._bar.close()
+            with self._while_heard():
+                self._bar.close()
+
+    @contextmanager
+    def _while_heard(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError):  # a broken pipe, a full disk, a terminal that was closed
+            if self._bar is not None:
+                self._bar.disable = True  # or it would try once more when it is collected
+            self._stream = self._bar = None
 
 
 class Result(Protocol):
@@ -139,14 +161,30 @@ def closing_summary(
     own = command.endswith(" train")  # a program with unilab's commands
     program = command.removesuffix(" train") if own else _program("unilab")
     path = shlex.quote(str(run.path))
+    resume, _, which = override("training.resume", str(run.path)).partition("=")
     lines += [
         f"Run folder   {run.path}",
         f"TensorBoard  {_program('tensorboard')} --logdir {path}",
         f"Picture      {program} plot {path}",
         f"Play         {command_line(program, 'play', run.path)}",
-        f"Continue     {command_line(command)} training.resume={path}{more}",
+        f"Continue     {command_line(command)} {resume}={shlex.quote(which)}{more}",
     ]
     return "\n".join(lines)
+
+
+def override(key: str, value: str) -> str:
+    """A Hydra override that gives a key a string, whatever characters it is made of.
+
+    Args:
+        key: dotted.
+        value: the string.
+    """
+    plain = re.fullmatch(r"[\w./-]+( [\w./-]+)*", value, re.ASCII)
+    if plain and re.search("[a-z/]", value, re.IGNORECASE) and not _OTHER.fullmatch(value):
+        return f"{key}={value}"
+    # Quotes and interpolations are escaped, and so are the backslashes before them.
+    escaped = re.sub(r'(\\*)("|\$\{|$)', lambda m: 2 * m[1] + (f"\\{m[2]}" if m[2] else ""), value)
+    return f'{key}="{escaped}"'
 
 
 def command_line(program: str, *words: str | Path) -> str:

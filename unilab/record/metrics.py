@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import math
+import os
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -43,6 +45,8 @@ class ProgressCsv:
         if self.path.exists():
             try:
                 self._read(until_frames)
+            except OSError as error:
+                raise unwritable(self.path, error) from error
             except (UnicodeDecodeError, csv.Error, KeyError, TypeError, ValueError) as error:
                 raise ConfigError(
                     f"{self.path} is no table of this run ({error}): move it away to continue the "
@@ -90,15 +94,19 @@ class ProgressCsv:
 class MetricLogger:
     """Writes a run's scalars to progress.csv and TensorBoard; a tag outside the schema is an error.
 
+    Until it is closed, the run's folder is locked: no other training writes there.
+
     Args:
         run: the run's folder.
         until_frames: continue the tables from here (see :class:`ProgressCsv`).
 
     Raises:
+        ConfigError: another training writes there.
         CheckpointError: a file cannot be written.
     """
 
     def __init__(self, run: RunFolder, *, until_frames: int | None = None) -> None:
+        self._unlock = weakref.finalize(self, os.close, run.lock())
         self.csv = ProgressCsv(run.progress_file, until_frames=until_frames)
         try:
             self.tensorboard = TensorboardLogger(run.tensorboard.name, log_dir=str(run.path))
@@ -123,5 +131,6 @@ class MetricLogger:
         self.tensorboard.log_metrics(dict(known), step=frames)
 
     def close(self) -> None:
-        """Flushes and closes the files."""
+        """Flushes and closes the files, and unlocks the folder."""
         self.tensorboard.close()
+        self._unlock()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from unilab.errors import CapabilityError, CheckpointError
-from unilab.record.run_folder import RunFolder
+from unilab.record.run_folder import RunFolder, unwritable
 
 __all__ = ["plot_learning_curve"]
 
@@ -27,7 +27,8 @@ def plot_learning_curve(run: str | Path, out: str | Path | None = None) -> Path:
 
     Raises:
         CapabilityError: matplotlib is not installed.
-        CheckpointError: the path is no run, or nothing was logged yet.
+        CheckpointError: the path is no run, or nothing was logged yet, or the
+            picture cannot be written.
     """
     folder = RunFolder.open(run)
     rows = _read(folder.progress_file)
@@ -50,7 +51,10 @@ def plot_learning_curve(run: str | Path, out: str | Path | None = None) -> Path:
     task = folder.read_config()["config"].get("task", "")
     upper.set_title(f"{task}  ({float(rows[-1]['minutes']):.0f} min)", pad=28)
     target = Path(out) if out is not None else folder.path / "learning_curve.png"
-    figure.savefig(target, dpi=120)
+    try:
+        figure.savefig(target, dpi=120)
+    except OSError as error:
+        raise unwritable(target, error) from error
     return target
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import time
@@ -72,12 +73,17 @@ class RunFolder:
         """
         stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
         run = cls(Path(log_root) / task / f"{stamp}_seed{seed}" if path is None else Path(path))
-        if path is not None and run.config_file.exists():
-            raise ConfigError(
-                f"run folder {run.path} already holds a run: continue it with "
-                f"training.resume={run.path}, or choose another training.run_dir"
-            )
         try:
+            if path is not None and run.config_file.exists():
+                raise ConfigError(
+                    f"run folder {run.path} already holds a run: continue it with "
+                    f"training.resume={run.path}, or choose another training.run_dir"
+                )
+            if path is not None and run.checkpoints.exists() and any(run.checkpoints.iterdir()):
+                raise ConfigError(
+                    f"run folder {run.path} already holds checkpoints, though no run_config.json "
+                    "to continue them by: choose another training.run_dir"
+                )
             if path is None:
                 run = cls(_claimed(run.path))
             run.checkpoints.mkdir(parents=True, exist_ok=True)
@@ -108,6 +114,30 @@ class RunFolder:
         if not os.access(run.path, os.W_OK):
             raise CheckpointError(f"run folder {run.path} cannot be written: check its permissions")
         return run
+
+    def lock(self) -> int:
+        """Keep other trainings from writing here until the descriptor is closed.
+
+        The end of this process closes it too, however it comes.
+
+        Returns:
+            a file descriptor, to be closed.
+
+        Raises:
+            ConfigError: another training writes here.
+        """
+        folder = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(folder)
+            raise ConfigError(
+                f"another training writes to run folder {self.path}: wait for its end, or choose "
+                "another training.run_dir"
+            ) from None
+        except OSError:  # some network file systems have no locks
+            pass
+        return folder
 
     def write_config(self, config: Mapping[str, Any], **resolved: Any) -> None:
         """Writes ``run_config.json``: the configuration, what was resolved from it, versions.

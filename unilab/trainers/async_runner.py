@@ -25,9 +25,9 @@ _IN_METRICS = ("inference", "ring wait", "physics", "managers", "reset", "replay
 class AsyncRunner:
     """Runs a collector for a training loop, and always ends it.
 
-    From entering to leaving, Ctrl-C and SIGTERM are requests to stop, which the learner alone
-    answers: iteration ends after the batch at hand, or at once where the collector is waiting for
-    its environment, and the loop's owner may still save. Leaving, after an error too, shuts the
+    From entering to leaving, Ctrl-C, SIGTERM and SIGHUP are requests to stop, which the learner
+    alone answers: iteration ends after the batch at hand, or at once where the collector is waiting
+    for its environment, and the loop's owner may still save. Leaving, after an error too, shuts the
     collector down: its process ends and its shared memory is freed. An error in the collector's
     process is raised here while iterating, as a :class:`~unilab.errors.CollectorError`.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -211,7 +210,8 @@ class TrainingCfg:
     """pipelined: environments step in a process of their own while the learner updates; sync: in
     turns; auto: pipelined where the learner is on an accelerator."""
     num_threads: int | None = None
-    """CPU threads of the learner; null: as many as there are cores; pipelined on CUDA: 1."""
+    """CPU threads of the learner; null: as many as there are cores, at most OMP_NUM_THREADS;
+    pipelined on CUDA: 1."""
     run_dir: str | None = None
     """Folder of this run; null: ``<log_root>/<task>/<timestamp>_seed<seed>``."""
     log_root: str = "runs"
@@ -301,7 +301,7 @@ class TrainingCfg:
         """
         cores = _cores()
         if device.type == "cpu" or self.resolve_collector(device) == "sync":
-            return self.num_threads or cores, cores
+            return self.num_threads or _torch_threads(cores), cores
         learner = self.num_threads or 1
         return learner, max(1, cores - learner)
 
@@ -363,6 +363,12 @@ def _cores() -> int:
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
+def _torch_threads(cores: int) -> int:
+    """Threads of torch where nothing else is said: as everywhere, ``OMP_NUM_THREADS`` counts."""
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    return max(1, min(cores, int(wanted))) if wanted.isdecimal() else cores
+
+
 def _round_up(count: int, multiple: int) -> int:
     return -(-count // multiple) * multiple
 
@@ -378,5 +384,5 @@ def _at_most(path: str, value: float, most: float) -> None:
 
 
 def _positive(path: str, value: float) -> None:
-    if not 0 < value < math.inf:
-        raise ConfigError(f"{path}={value}: must be above 0 and finite")
+    if not value > 0:
+        raise ConfigError(f"{path}={value}: must be above 0")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -110,4 +111,6 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
         return float(value)
     if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
         raise ConfigError(f"{path}={value!r}: expected {hint.__name__}, got {type(value).__name__}")
+    if hint is float and not math.isfinite(value):
+        raise ConfigError(f"{path}={value!r}: expected a finite number")
     return value

@@ -65,6 +65,9 @@ class Evaluator:
 
     def _first_episodes(self) -> dict[str, float]:
         data = self.env.reset()
+        age: Any = getattr(self.env, "episode_length", None)
+        if isinstance(age, torch.Tensor):
+            age.zero_()  # whole episodes, also where a task begins its first ones in their midst
         alive = torch.ones(self.env.batch_size[0], device=data.device, dtype=torch.bool)
         total = torch.zeros_like(alive, dtype=torch.float32)
         length = torch.zeros_like(total)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -274,7 +275,8 @@ class FlashSACLearner:
         for key, optimizer in self._optimizers.items():
             groups = optimizer.adam.state_dict()["param_groups"]
             optimizer.adam.load_state_dict(
-                {"state": state["optimizers"][key], "param_groups": groups}
+                # A copy: Adam would go on with the very tensors that it is given.
+                {"state": copy.deepcopy(state["optimizers"][key]), "param_groups": groups}
             )
             optimizer.steps = int(state["schedules"][key])
         self._actor_metrics = dict(state["actor_metrics"])

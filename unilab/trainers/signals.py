@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a request to stop after the current step."""
+"""Ctrl-C, SIGTERM and SIGHUP as a request to stop after the current step."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from unilab.collectors.process import Interruptor
 __all__ = ["StopRequest"]
 
 _Result = TypeVar("_Result")
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PATIENCE = 3
 
 
@@ -21,10 +22,11 @@ class _Cut(BaseException):
 
 
 class StopRequest:
-    """While entered, SIGINT and SIGTERM are noted instead of raised; the third one ends at once.
+    """While entered, SIGINT, SIGTERM and SIGHUP are noted, not raised; the third ends at once.
 
     The second is noted as well: whoever presses Ctrl-C twice still gets a checkpoint. The third
-    raises KeyboardInterrupt wherever the program is.
+    raises KeyboardInterrupt wherever the program is. SIGHUP, which a terminal sends when it is
+    closed, stays ignored where it was (``nohup``).
 
     Outside the main thread, where Python delivers no signals, nothing is installed.
 
@@ -70,7 +72,8 @@ class StopRequest:
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
-            for signum in (signal.SIGINT, signal.SIGTERM):
+            ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            for signum in _SIGNALS[: -1 if ignored else None]:
                 self._previous[signum] = signal.signal(signum, self._note)
         return self
 

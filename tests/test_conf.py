@@ -109,6 +109,8 @@ def test_overrides_reach_every_level():
         ("algo.num_envs=few", "algo.num_envs='few': expected int, got str"),
         ("algo.num_envs", r"cannot read override 'algo.num_envs' .*: write key=value"),
         ("training.seed=[1", r"cannot read override 'training.seed=\[1' "),
+        ("~algo", "~algo: nothing can be taken away, .*: give algo the value that it is to have"),
+        ("~algo.gamma", "~algo.gamma: nothing can be taken away"),
         ("training.run_dir=it's", r"""quoted: 'training.run_dir="it'"'"'s"'$"""),
         ("training.resume=[a]", r"training.resume=\['a'\]: expected the path of a run folder; one"),
         ("training.resume=1e3", r"training.resume=1000.0: expected the path of a run folder; one"),

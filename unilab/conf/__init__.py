@@ -160,6 +160,11 @@ def _checked(overrides: Sequence[str], *, any_task: bool = False) -> list[str]:
             if not any_task and not override.is_sweep_override():
                 _check_task(str(override.value()), known)
         elif key.partition(".")[0].partition("/")[0] != "hydra":
+            if override.is_delete():
+                raise ConfigError(
+                    f"{text}: nothing can be taken away, it would go back to a default that is not "
+                    f"the task's: give {key} the value that it is to have"
+                )
             refuse_removed_key(key)
             table: Any = override.value()
             for name in table if isinstance(table, dict) else ():

@@ -13,9 +13,10 @@ from torch import nn
 from torchrl.collectors import Collector
 from torchrl.data import Bounded
 from torchrl.envs import EnvBase, InitTracker, TransformedEnv
-from torchrl.modules import GRUModule, OrnsteinUhlenbeckProcessModule
+from torchrl.modules import GRUModule, LSTMModule, OrnsteinUhlenbeckProcessModule
 
 from unilab.collectors import PipelinedCollector
+from unilab.errors import CollectorError
 
 N = 3
 
@@ -28,12 +29,29 @@ def gru() -> GRUModule:
     return GRUModule(input_size=2, hidden_size=4, in_key="obs", out_key="features")
 
 
+def lstm() -> LSTMModule:
+    return LSTMModule(input_size=2, hidden_size=4, in_key="obs", out_key="features")
+
+
 def primed() -> EnvBase:
     return counting().append_transform(gru().make_tensordict_primer())
 
 
+def primed_lstm() -> EnvBase:
+    return counting().append_transform(lstm().make_tensordict_primer())
+
+
+def acting(memory: nn.Module) -> TensorDictModuleBase:
+    head = TensorDictModule(nn.Linear(4, 1), ["features"], ["action"])
+    return TensorDictSequential(memory, head)
+
+
 def recurrent() -> TensorDictModuleBase:
-    return TensorDictSequential(gru(), TensorDictModule(nn.Linear(4, 1), ["features"], ["action"]))
+    return acting(gru())
+
+
+def recurrent_lstm() -> TensorDictModuleBase:
+    return acting(lstm())
 
 
 def noisy() -> TensorDictModuleBase:
@@ -53,6 +71,22 @@ class Nested(TensorDictModuleBase):
         return tensordict.set(("memory", "calls"), calls).set("action", (calls / 10).clamp(-1, 1))
 
 
+def collected(kind: type, env: object, policy: object, ticks: int) -> list[TensorDictBase]:
+    collector = kind(env, policy, frames_per_batch=N * ticks, total_frames=N * 12)
+    torch.manual_seed(1)
+    batches = list(collector)
+    collector.shutdown()
+    return batches
+
+
+def assert_same(ours: list[TensorDictBase], theirs: list[TensorDictBase]) -> None:
+    assert sum(int(batch["next", "done"].sum()) for batch in ours) >= 2
+    for a, b in zip(ours, theirs, strict=True):
+        assert set(a.keys(True, True)) == set(b.keys(True, True))
+        for key in a.keys(True, True):
+            assert torch.equal(a[key], b[key]), key
+
+
 @pytest.mark.parametrize("ticks", [1, 3])
 @pytest.mark.parametrize(
     ("make", "policy"), [(primed, recurrent), (counting, noisy), (counting, Nested)]
@@ -60,18 +94,48 @@ class Nested(TensorDictModuleBase):
 def test_a_policys_own_entries_come_back_at_the_next_tick_and_begin_anew_with_the_episode(
     make: Callable[[], EnvBase], policy: Callable[[], TensorDictModuleBase], ticks: int
 ):
-    kwargs = {"frames_per_batch": N * ticks, "total_frames": N * 12}
     torch.manual_seed(0)
     acting = policy()
-    collector = PipelinedCollector(make, acting, **kwargs)
-    torch.manual_seed(1)
-    ours = list(collector)
-    collector.shutdown()
-    collector = Collector(make(), acting, trust_policy=True, **kwargs)
-    torch.manual_seed(1)
-    theirs = list(collector)
-    assert sum(int(batch["next", "done"].sum()) for batch in ours) >= 2
-    for a, b in zip(ours, theirs, strict=True):
-        assert set(a.keys(True, True)) == set(b.keys(True, True))
-        for key in a.keys(True, True):
-            assert torch.equal(a[key], b[key]), key
+    ours = collected(PipelinedCollector, make, acting, ticks)
+    assert_same(ours, collected(Collector, make(), acting, ticks))
+
+
+@pytest.mark.parametrize("ticks", [1, 4])
+@pytest.mark.parametrize(("primed", "policy"), [(primed, recurrent), (primed_lstm, recurrent_lstm)])
+def test_a_recurrent_policy_needs_no_primer(
+    primed: Callable[[], EnvBase], policy: Callable[[], TensorDictModuleBase], ticks: int
+):
+    """The data are those of TorchRL's collector over an environment that has one."""
+    torch.manual_seed(0)
+    acting = policy()
+    ours = collected(PipelinedCollector, counting, acting, ticks)
+    assert_same(ours, collected(Collector, primed(), acting, ticks))
+
+
+@pytest.mark.parametrize("ticks", [1, 4])
+def test_what_a_function_writes_under_next_comes_to_the_root_from_the_second_tick_on(ticks: int):
+    def counts(td: TensorDictBase) -> TensorDictBase:
+        td["next", "n"] = td.get("n", torch.zeros(N, 1)) + 1
+        return td.set("action", torch.zeros(N, 1))
+
+    data = torch.cat(collected(PipelinedCollector, counting, counts, ticks), 1)
+    assert torch.equal(data["n"][..., 0], data["obs"][..., 1])
+    assert torch.equal(data["next", "n"], data["n"] + 1)
+
+
+@pytest.mark.parametrize("track_traj_ids", [True, False])
+def test_an_entry_that_is_not_written_at_every_tick_of_a_batch_is_named(track_traj_ids: bool):
+    calls = 0
+
+    def fickle(td: TensorDictBase) -> TensorDictBase:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            td["odd"] = torch.ones(N, 1)
+        return td.set("action", torch.zeros(N, 1))
+
+    collector = PipelinedCollector(
+        counting, fickle, frames_per_batch=2 * N, track_traj_ids=track_traj_ids
+    )
+    with pytest.raises(CollectorError, match="wrote 'odd' at some ticks of a batch .* at each"):
+        next(iter(collector))

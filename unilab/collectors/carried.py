@@ -51,6 +51,10 @@ class Carried:
             return self._nothing.copy()
         self._left = acted.select(*own)
         ahead = self._left.get("next", self._nothing)
+        for key in ahead.keys(True, True):
+            # Nothing has come to the root yet, in the first tick: the transitions have one form.
+            if acted.get(key, None) is None:
+                self._left.set(key, torch.zeros_like(ahead.get(key)))
         for key in self._environment:
             if key in self._values.keys(True) or key in ahead.keys(True):
                 self._left.set(key, acted.get(key))

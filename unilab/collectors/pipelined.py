@@ -295,8 +295,8 @@ class PipelinedCollector(BaseCollector):
         # Only now that the environment is busy again.
         batch = self._batches[first % self._ring.num_slots].copy()
         beside = [self._beside[tick] for tick in range(first, last)]
-        if not beside[0].is_empty():
-            batch.update(torch.stack(beside, dim=batch.batch_dims - 1))
+        if not all(entries.is_empty() for entries in beside):
+            batch.update(_stacked(beside))
         for tick in range(first, last):
             del self._beside[tick]
         self._handed, self._frames, self._iter = last, frames, self._iter + 1
@@ -380,6 +380,21 @@ class PipelinedCollector(BaseCollector):
             self._traj_ids = self._traj_ids.clone()
             self._traj_ids[ended] = torch.arange(self._next_traj_id, self._next_traj_id + count)
             self._next_traj_id += count
+
+
+def _stacked(ticks: list[TensorDictBase]) -> TensorDictBase:
+    """What the policy wrote, as ``[*batch, time]``."""
+    try:
+        return torch.stack(ticks, dim=-1)
+    except RuntimeError:
+        seen = [set(entries.keys(True, True)) for entries in ticks]
+        some = set.union(*seen) - set.intersection(*seen)
+        if not some:
+            raise
+        raise CollectorError(
+            f"the policy wrote {min(some, key=str)!r} at some ticks of a batch and not at others: "
+            "have it write the same entries at each"
+        ) from None
 
 
 def _device_of(policy: Policy | None) -> torch.device:

@@ -137,5 +137,5 @@ def test_an_entry_that_is_not_written_at_every_tick_of_a_batch_is_named(track_tr
     collector = PipelinedCollector(
         counting, fickle, frames_per_batch=2 * N, track_traj_ids=track_traj_ids
     )
-    with pytest.raises(CollectorError, match="wrote 'odd' at some ticks of a batch .* at each"):
+    with pytest.raises(CollectorError, match=r"wrote 'odd' at some ticks of a batch .* at each"):
         next(iter(collector))

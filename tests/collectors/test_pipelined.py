@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -18,13 +19,14 @@ from reference.counting import Counting
 from reference.pendulum import pendulum
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule
+from torch import nn
 from torchrl.collectors import Collector
 from torchrl.data import LazyTensorStorage, ListStorage, ReplayBuffer
 from torchrl.envs import Compose, InitTracker, StepCounter, TransformedEnv, VecNormV2
 from torchrl.envs.utils import ExplorationType
 
 import unilab
-from unilab.collectors import PipelinedCollector
+from unilab.collectors import PipelinedCollector, child
 from unilab.collectors.placement import Placement
 from unilab.collectors.process import EnvProcess
 from unilab.collectors.worker import Phase, Word
@@ -446,9 +448,27 @@ def test_a_policy_that_gives_no_action_is_named(pipelined):
     assert collector.env.closed
 
 
-def test_an_empty_batch_is_refused():
-    with pytest.raises(ConfigError, match="frames_per_batch=0: expected at least 1"):
-        PipelinedCollector(Counting(), frames_per_batch=0)
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"frames_per_batch": 0}, "frames_per_batch=0: expected at least 1"),
+        ({"policy": nn.Linear(2, 1)}, r"policy is a Linear without in_keys.*TensorDictModule\("),
+        ({"placement": "cpu"}, "placement='cpu': expected a Placement, such as resolve_collector"),
+        ({"make_env": Counting()()}, "make_env is a CountingEnv: give a function that makes the"),
+        ({"make_env": [Counting()]}, "make_env is a list: .* for several, one that returns a bat"),
+    ],
+    ids=["frames_per_batch", "policy", "placement", "instance", "list"],
+)
+def test_what_cannot_be_is_refused_before_a_process_starts(monkeypatch, given, message):
+    monkeypatch.setattr(child, "start", lambda *_: pytest.fail("a process was started"))
+    with pytest.raises(ConfigError, match=message):
+        PipelinedCollector(**{"make_env": Counting(), "frames_per_batch": N} | given)
+
+
+def test_without_a_number_of_frames_there_is_no_end_and_no_random_beginning(pipelined):
+    kwargs = {"frames_per_batch": N, "total_frames": None, "init_random_frames": None}
+    theirs = list(islice(sync(make_pendulum, explorer(), **kwargs), 3))
+    assert_same(islice(pipelined(make_pendulum, explorer(), **kwargs), 3), theirs)
 
 
 def test_weights_need_no_sending(pipelined):

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
-from torch import Tensor, nn
+from torch import Tensor
 from torchrl.collectors import BaseCollector
 from torchrl.data import ReplayBuffer, TensorStorage
 from torchrl.envs import EnvBase
@@ -16,14 +16,13 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from unilab.collectors.carried import Carried
 from unilab.collectors.placement import Placement, resolve_collector_tensor_placement
+from unilab.collectors.policy import Policy, check_policy, device_of
 from unilab.collectors.process import EnvProcess, Interrupted, Interruptor
 from unilab.collectors.ring import Ring, pin
 from unilab.collectors.spans import LEARNER_SPANS, Spans
 from unilab.errors import CollectorError, ConfigError
 
 __all__ = ["PipelinedCollector"]
-
-Policy = Callable[[TensorDictBase], TensorDictBase]
 
 
 class PipelinedCollector(BaseCollector):
@@ -50,7 +49,7 @@ class PipelinedCollector(BaseCollector):
 
     Keyword Args:
         frames_per_batch: steps of a batch, all environments together; rounded up to whole ticks.
-        total_frames: steps in all; -1 for no end.
+        total_frames: steps in all; -1 or None for no end.
         init_random_frames: steps at the beginning with actions drawn from their spec.
         placement: where environment, ring and policy live; data are handed out on the learner's
             device. By default the ring is on the CPU and the policy where its parameters are.
@@ -71,7 +70,8 @@ class PipelinedCollector(BaseCollector):
         spans: the time that inference and waiting for the environment take here.
 
     Raises:
-        ConfigError: frames_per_batch is below 1.
+        ConfigError: frames_per_batch is below 1, ``make_env`` no function, the policy none that
+            takes a TensorDict, or the placement no :class:`Placement`.
         PlacementError: the environment is not where the placement says.
         CollectorError: the environment could not be made or sent, or has a collector already.
             While iterating: the process died, raised or hangs; the message has its traceback.
@@ -94,8 +94,8 @@ class PipelinedCollector(BaseCollector):
         policy: Policy | None = None,
         *,
         frames_per_batch: int,
-        total_frames: int = -1,
-        init_random_frames: int = 0,
+        total_frames: int | None = -1,
+        init_random_frames: int | None = None,
         placement: Placement | None = None,
         exploration_type: ExplorationType = ExplorationType.RANDOM,
         postproc: Callable[[TensorDictBase], TensorDictBase] | None = None,
@@ -109,6 +109,12 @@ class PipelinedCollector(BaseCollector):
         super().__init__()
         if frames_per_batch < 1:
             raise ConfigError(f"frames_per_batch={frames_per_batch}: expected at least 1")
+        check_policy(policy)
+        if not isinstance(placement, Placement | None):
+            raise ConfigError(
+                f"placement={placement!r}: expected a Placement, such as "
+                "resolve_collector_tensor_placement('auto', learner_device)"
+            )
         self.env = (
             make_env
             if isinstance(make_env, EnvProcess)
@@ -118,8 +124,9 @@ class PipelinedCollector(BaseCollector):
         self.interruptor = interruptor
         self.spans = Spans(LEARNER_SPANS)
         self.policy = policy
-        self.total_frames = float("inf") if total_frames < 0 else total_frames
-        self.init_random_frames = init_random_frames
+        frames = -1 if total_frames is None else total_frames
+        self.total_frames = float("inf") if frames < 0 else frames
+        self.init_random_frames = init_random_frames or 0
         self.exploration_type = exploration_type
         self.postproc = postproc
         self.replay_buffer = replay_buffer
@@ -139,7 +146,7 @@ class PipelinedCollector(BaseCollector):
         self._prepared: TensorDictBase | None = None
         self._traj_ids = torch.arange(self._n_envs).view(layout.batch_size)
         self._next_traj_id = self._n_envs
-        self.placement = placement or resolve_collector_tensor_placement("cpu", _device_of(policy))
+        self.placement = placement or resolve_collector_tensor_placement("cpu", device_of(policy))
         try:
             self.placement.check_env(self.env.description.device)
             self._make_rings(self.placement)
@@ -395,10 +402,3 @@ def _stacked(ticks: list[TensorDictBase]) -> TensorDictBase:
             f"the policy wrote {min(some, key=str)!r} at some ticks of a batch and not at others: "
             "have it write the same entries at each"
         ) from None
-
-
-def _device_of(policy: Policy | None) -> torch.device:
-    if isinstance(policy, nn.Module):
-        for parameter in policy.parameters():
-            return parameter.device
-    return torch.device("cpu")

@@ -21,7 +21,7 @@ from unilab.collectors.channel import Channel, by_value
 from unilab.collectors.ring import SharedBlock
 from unilab.collectors.spans import COLLECTOR_SPANS, Spans, milliseconds
 from unilab.collectors.worker import PHASE_NAMES, Description, Phase, Word
-from unilab.errors import CollectorError, NonFiniteError
+from unilab.errors import CollectorError, ConfigError, NonFiniteError
 
 __all__ = ["EnvProcess", "Interrupted", "Interruptor"]
 
@@ -66,7 +66,8 @@ class EnvProcess:
         spans: the process's own account of its time; can be read at any time, afterwards as well.
 
     Raises:
-        CollectorError: ``make_env`` cannot be pickled.
+        ConfigError: ``make_env`` is no function.
+        CollectorError: it cannot be pickled.
     """
 
     def __init__(
@@ -76,6 +77,12 @@ class EnvProcess:
         num_threads: int = 1,
         step_timeout_s: float = 120.0,
     ) -> None:
+        if isinstance(make_env, EnvBase) or not callable(make_env):
+            raise ConfigError(
+                f"make_env is a {type(make_env).__name__}: give a function that makes the "
+                "environment, in the collector process; for several, one that returns a batch of "
+                "them, such as a SerialEnv"
+            )
         try:
             payload = cloudpickle.dumps(make_env)
         except Exception as error:

@@ -12,7 +12,7 @@ from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequ
 from torch import nn
 from torchrl.collectors import Collector
 from torchrl.data import Bounded
-from torchrl.envs import EnvBase, InitTracker, TransformedEnv
+from torchrl.envs import EnvBase, InitTracker, StepCounter, TransformedEnv
 from torchrl.modules import GRUModule, LSTMModule, OrnsteinUhlenbeckProcessModule
 
 from unilab.collectors import PipelinedCollector
@@ -121,6 +121,30 @@ def test_what_a_function_writes_under_next_comes_to_the_root_from_the_second_tic
     data = torch.cat(collected(PipelinedCollector, counting, counts, ticks), 1)
     assert torch.equal(data["n"][..., 0], data["obs"][..., 1])
     assert torch.equal(data["next", "n"], data["n"] + 1)
+
+
+def test_they_begin_anew_as_well_where_all_episodes_end_at_once_which_torchrls_do_not():
+    def counts(td: TensorDictBase) -> TensorDictBase:
+        td["n"] = td.get("n", torch.zeros(N, 1)) + 1
+        return td.set("action", torch.zeros(N, 1))
+
+    def in_step() -> EnvBase:
+        return TransformedEnv(counting(), StepCounter(max_steps=3))
+
+    ours = torch.cat(collected(PipelinedCollector, in_step, counts, 1), 1)
+    theirs = torch.cat(collected(Collector, in_step(), counts, 1), 1)
+    assert ours["n"][0, :, 0].tolist() == [1, 2, 3] * 4
+    assert theirs["n"][0, :, 0].tolist() == list(range(1, 13))
+
+
+def test_making_a_collector_draws_nothing_and_does_not_try_the_policy():
+    def never(td: TensorDictBase) -> TensorDictBase:
+        raise AssertionError
+
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    PipelinedCollector(counting, never, frames_per_batch=N).shutdown()
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("track_traj_ids", [True, False])

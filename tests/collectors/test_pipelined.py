@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
@@ -95,27 +94,37 @@ def test_c13_the_data_are_those_of_the_synchronous_collector(pipelined, ticks):
     assert collector.stats()["completed"]
 
 
-def test_c13_a_learner_in_the_loop_gets_the_synchronous_run_with_bodies_one_batch_late(pipelined):
-    """The loop body changes the policy and draws random numbers."""
+@pytest.mark.parametrize("ticks", [1, 4])
+def test_c13_a_learner_in_the_loop_is_one_action_late_and_otherwise_the_synchronous_one(
+    pipelined, ticks
+):
+    """The loop body changes the policy and draws random numbers.
+
+    The schedule is rendered with batches of one tick: the body of a batch of several comes after
+    the first tick of the next, and the other ticks of that one have what it changed.
+    """
 
     def body(policy: FlashSACPolicy, batch: TensorDictBase) -> None:
+        # Strides differ, and with them the order in which a mean adds up.
+        reward = batch["next", "reward"].contiguous().mean()
         with torch.no_grad():
             for weight in policy.parameters():
-                weight.add_(0.05 * batch["next", "reward"].mean() * torch.randn_like(weight))
+                weight.add_(0.05 * reward * torch.randn_like(weight))
 
-    kwargs = {"frames_per_batch": N, "total_frames": N * 40}
     policy, theirs = explorer(), []
-    late: deque[TensorDictBase] = deque()
-    for batch in sync(make_pendulum, policy, **kwargs):
-        theirs.append(batch)
-        if late:
-            body(policy, late.popleft())
-        late.append(batch)
-    body(policy, late.popleft())
+    pending: list[TensorDictBase] = []
+    for tick in sync(make_pendulum, policy, frames_per_batch=N, total_frames=N * 40):
+        if len(pending) == ticks:
+            theirs.append(torch.cat(pending, 1))
+            body(policy, theirs[-1])
+            pending = []
+        pending.append(tick)
+    theirs.append(torch.cat(pending, 1))
+    body(policy, theirs[-1])
     weights = list(policy.parameters())
 
     policy, ours = explorer(), []
-    for batch in pipelined(make_pendulum, policy, **kwargs):
+    for batch in pipelined(make_pendulum, policy, frames_per_batch=N * ticks, total_frames=N * 40):
         ours.append(batch)
         body(policy, batch)
     assert_same(ours, theirs)

@@ -36,10 +36,13 @@ class PipelinedCollector(BaseCollector):
 
     So the action of tick ``t + 1`` comes from the policy before the loop body of the batch that
     ends with tick ``t``: one update of lag in the usual loop, and as many updates a frame as with
-    TorchRL's synchronous :class:`~torchrl.collectors.Collector`. The data are, bit for bit, those
-    of a ``Collector`` over the same environment with
-    :class:`~torchrl.envs.InitTracker` whose caller runs each loop body one batch late, random
-    numbers included.
+    TorchRL's synchronous :class:`~torchrl.collectors.Collector`. The first action of a batch is the
+    only one that is late. With batches of one tick the data are, bit for bit, those of a
+    ``Collector`` over the same environment with :class:`~torchrl.envs.InitTracker` whose caller
+    runs each loop body one batch late, random numbers included; with larger batches those of one
+    whose caller runs it after the first tick of the next batch. A policy's own entries come back
+    at the next tick and begin anew with the episode, where those of a ``Collector`` may not:
+    docs/guide/runtime.md has the cases.
 
     Args:
         make_env: makes the environment, any TorchRL one; or an :class:`EnvProcess` that has it.

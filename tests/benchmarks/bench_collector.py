@@ -4,8 +4,9 @@
 
 A tick is one control step of all environments, its replay write and one update of FlashSAC, with
 the networks of the task's configuration. Both contenders live in one process and take turns, some
-ticks each, so that they meet the same disturbances; medians of the ticks are compared. Threads are
-those of a training: ``training.num_threads=1 env.num_threads=1`` give each part a core. With
+ticks each, so that they meet the same disturbances; medians of the turns are compared. A turn
+counts as a whole, since what one tick of a pipeline leaves undone the next one waits for. Threads
+are those of a training: ``training.num_threads=1 env.num_threads=1`` give each part a core. With
 ``--multi-async``, TorchRL's ``MultiAsyncCollector`` with one worker is measured as well, at the
 same number of updates a frame; it cannot be paused, so it is run alone after the others.
 """
@@ -112,12 +113,14 @@ class Session:
 def interleaved(
     contenders: dict[str, Callable[[int], list[float]]], seconds: float, ticks: int = 20
 ) -> dict[str, list[float]]:
-    """Ticks of contenders that take turns; the first tick of a turn is not counted."""
+    """Seconds a tick in each turn of contenders that take turns; their first ticks do not count."""
     measured: dict[str, list[float]] = {name: [] for name in contenders}
+    order = list(contenders)
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
-        for name, run in contenders.items():
-            measured[name] += run(ticks)[1:]
+        for name in order:
+            measured[name].append(statistics.mean(contenders[name](ticks)[1:]))
+        order.reverse()
     return measured
 
 
@@ -144,18 +147,14 @@ def main() -> None:
         alone.ticks(warm_up)
         measured |= interleaved({"multi-async": alone.ticks}, args.seconds / 2)
         alone.collector.shutdown()
-    median = {name: statistics.median(ticks) for name, ticks in measured.items()}
-    mean = {name: statistics.mean(ticks) for name, ticks in measured.items()}
+    tick = {name: statistics.median(turns) for name, turns in measured.items()}
     print(f"{args.task}, {cfg.algo.num_envs} environments, threads {threads}")
     for name in measured:
-        print(
-            f"  {name:<12}{1e3 * median[name]:8.1f} ms a tick   {1 / mean[name]:6.1f} ticks/s"
-            f"   {len(measured[name])} ticks"
-        )
-    ratio = median["pipelined"] / median["sync"]
+        print(f"  {name:<12}{1e3 * tick[name]:8.1f} ms a tick   {len(measured[name])} turns")
+    ratio = tick["pipelined"] / tick["sync"]
     print(f"  pipelined / sync {ratio:.2f}; target: <= {TARGET}")
     if args.multi_async:
-        gain = mean["multi-async"] / mean["pipelined"]
+        gain = tick["multi-async"] / tick["pipelined"]
         print(f"  frames/s, pipelined / multi-async {gain:.2f}; target: > 1")
 
 

@@ -328,6 +328,31 @@ def test_the_state_has_that_of_the_transforms_and_goes_on_numbering_episodes(pip
     assert not used & set(next(iter(again))["collector", "traj_ids"].flatten().tolist())
 
 
+def test_a_state_of_another_collector_is_refused_and_nothing_of_it_loaded(pipelined):
+    collector = pipelined(Counting(), frames_per_batch=N, total_frames=3 * N)
+    state = sync(Counting(), None, frames_per_batch=N).state_dict() | {"frames": 3 * N}
+    with pytest.raises(ConfigError, match="has no env_training_state, next_traj_id: expected wha"):
+        collector.load_state_dict(state)
+    with pytest.raises(ConfigError, match=r"has no frames, iter, .* cannot be taken over"):
+        collector.load_state_dict({})
+    assert len(list(collector)) == 3
+
+
+def test_what_the_policy_raises_ends_the_collector_as_torchrls(pipelined):
+    def broken(td: TensorDictBase) -> TensorDictBase:
+        if td["obs"][2, 1] == 2:
+            raise ValueError("no idea")
+        return td.set("action", torch.zeros(N, 1))
+
+    kwargs = {"frames_per_batch": N, "total_frames": 9 * N}
+    ours, theirs = pipelined(Counting(), broken, **kwargs), sync(Counting(), broken, **kwargs)
+    for collector in (ours, theirs):
+        with pytest.raises(ValueError, match="no idea"):
+            list(collector)
+    assert ours.env.closed
+    assert theirs.closed
+
+
 @pytest.mark.parametrize("ticks", [1, 3])
 def test_ctrl_c_in_the_policy_loses_no_batch(pipelined, ticks):
     calls = 0

@@ -25,6 +25,9 @@ from unilab.errors import CollectorError, ConfigError
 __all__ = ["PipelinedCollector"]
 
 
+_STATE = ("frames", "iter", "env_state_dict", "env_training_state", "next_traj_id")
+
+
 class PipelinedCollector(BaseCollector):
     """Collects with the environment in a process of its own and the policy in this one.
 
@@ -246,7 +249,18 @@ class PipelinedCollector(BaseCollector):
         )
 
     def load_state_dict(self, state_dict: OrderedDict) -> None:
-        """Continue counting where another collector stopped; episodes begin anew."""
+        """Continue counting where another collector stopped; episodes begin anew.
+
+        Raises:
+            ConfigError: it is not the state of a PipelinedCollector; nothing was loaded.
+        """
+        missing = [key for key in _STATE if key not in state_dict]
+        if missing:
+            raise ConfigError(
+                f"this state has no {', '.join(missing)}: expected what state_dict() of a "
+                f"PipelinedCollector returns, with {', '.join(_STATE)}; that of another collector "
+                "cannot be taken over"
+            )
         self._frames = state_dict["frames"]
         self._iter = state_dict["iter"]
         if state_dict["env_state_dict"]:
@@ -300,7 +314,8 @@ class PipelinedCollector(BaseCollector):
             self._receive()
         frames = self._frames + self.requested_frames_per_batch
         if frames < self.total_frames:
-            # Whatever is raised here, by the policy or by Ctrl-C, the batch is still to be had.
+            # Ctrl-C here, in the policy above all, leaves the batch to be had by iterating again.
+            # What the policy itself raises ends the collector, as it does TorchRL's.
             self._ask(frames)
         # Only now that the environment is busy again.
         batch = self._batches[first % self._ring.num_slots].copy()

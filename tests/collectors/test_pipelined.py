@@ -406,6 +406,26 @@ def test_an_environment_has_one_collector(pipelined):
     assert len(list(collector)) == 3
 
 
+@pytest.mark.parametrize("given", [{"num_threads": 2}, {"step_timeout_s": 5.0}])
+def test_what_a_running_process_cannot_take_is_refused_and_the_process_left_alone(pipelined, given):
+    env = EnvProcess(Counting())
+    with pytest.raises(ConfigError, match=rf"{next(iter(given))} given .*: give them to EnvProc"):
+        PipelinedCollector(env, frames_per_batch=N, **given)
+    assert len(list(pipelined(env, frames_per_batch=N, total_frames=3 * N))) == 3
+
+
+def test_it_shows_what_it_collects_and_how_far_it_is(pipelined):
+    collector = pipelined(Counting(), frames_per_batch=N, total_frames=6 * N)
+    next(iter(collector))
+    assert repr(collector) == (
+        f"PipelinedCollector(\n    env=EnvProcess(pid={collector.env.pid}, batch_size=[3]),\n"
+        "    policy=None,\n    frames=3,\n    total_frames=18,\n    frames_per_batch=3,\n"
+        "    exploration_type=random)"
+    )
+    collector.shutdown()
+    assert repr(collector.env) == f"EnvProcess(pid={collector.env.pid}, closed)"
+
+
 def test_metrics_of_the_environment_reach_the_learner(pipelined):
     collector = pipelined(make_pendulum, explorer(), frames_per_batch=N, total_frames=40 * N)
     for tick, _ in enumerate(collector):

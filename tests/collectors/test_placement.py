@@ -128,8 +128,14 @@ def test_c12_device_resolution_records_learner_and_collector_tensor():
 
 def test_c13_an_environment_that_did_not_obey_is_refused():
     place = resolve_collector_tensor_placement("cuda", "cuda")
-    with pytest.raises(PlacementError, match="tensors are on cpu, the placement says cuda"):
+    with pytest.raises(PlacementError) as refused:
         place.check_env(torch.device("cpu"))
+    assert str(refused.value) == (
+        "the environment's tensors are on cpu, the placement says cuda: make it with "
+        "device='cuda', or place collected tensors there: "
+        "placement=resolve_collector_tensor_placement('cpu', learner_device), "
+        "and in a configuration training.collector_tensor_device=cpu"
+    )
     with pytest.raises(PlacementError, match="tensors are on cpu, the placement says cuda"):
         place.check_env(None)
     place.check_env(torch.device("cuda:0"))

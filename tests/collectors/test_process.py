@@ -16,6 +16,7 @@ import pytest
 import torch
 from reference.awkward import Drawing, Laden, Mute, Obliging, Remembering, making
 from torchrl.collectors import Collector
+from torchrl.envs import StepCounter, TransformedEnv
 
 import unilab
 from unilab.collectors import EnvProcess, PipelinedCollector
@@ -108,6 +109,17 @@ def test_a_stop_that_was_asked_for_ends_collecting_but_no_call(process):
     collector = PipelinedCollector(env, frames_per_batch=N, interruptor=Stop())
     assert env.call("echo", 3) == 3
     assert isinstance(collector.interruptor, Stop)
+
+
+def test_an_environment_under_transforms_gets_is_init_beside_them_without_a_warning(process, capfd):
+    def make() -> TransformedEnv:
+        return TransformedEnv(making(Obliging)(), StepCounter())
+
+    env = process(make)
+    assert repr(env) == f"EnvProcess(pid={env.pid}, starting)"
+    assert {"step_count", "is_init"} <= set(env.description.layout.root_keys)
+    env.close()
+    assert "Nested" not in capfd.readouterr().err
 
 
 def test_an_answer_that_cannot_be_sent_says_so(process):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from textwrap import indent
 from typing import Any
 
 import torch
@@ -68,8 +69,9 @@ class PipelinedCollector(BaseCollector):
         track_traj_ids: number the episodes, in ``("collector", "traj_ids")``.
         interruptor: asked while waiting for the environment; iteration ends when it says so, and
             can be taken up again.
-        num_threads: torch's threads in the collector process.
-        step_timeout_s: seconds after which a step counts as hung.
+        num_threads: torch's threads in the collector process, 1 by default.
+        step_timeout_s: seconds after which a step counts as hung, 120 by default. Both are an
+            :class:`EnvProcess`'s own where one is given.
 
     Attributes:
         env: the :class:`EnvProcess`.
@@ -77,7 +79,8 @@ class PipelinedCollector(BaseCollector):
 
     Raises:
         ConfigError: frames_per_batch is below 1, ``make_env`` no function, the policy none that
-            takes a TensorDict, or the placement no :class:`Placement`.
+            takes a TensorDict, or the placement no :class:`Placement`; or num_threads or
+            step_timeout_s is given beside an EnvProcess.
         PlacementError: the environment is not where the placement says.
         CollectorError: the environment could not be made or sent, or has a collector already.
             While iterating: the process died, raised or hangs; the message has its traceback.
@@ -109,8 +112,8 @@ class PipelinedCollector(BaseCollector):
         return_same_td: bool = False,
         track_traj_ids: bool = True,
         interruptor: Interruptor | None = None,
-        num_threads: int = 1,
-        step_timeout_s: float = 120.0,
+        num_threads: int | None = None,
+        step_timeout_s: float | None = None,
     ) -> None:
         super().__init__()
         if frames_per_batch < 1:
@@ -121,11 +124,18 @@ class PipelinedCollector(BaseCollector):
                 f"placement={placement!r}: expected a Placement, such as "
                 "resolve_collector_tensor_placement('auto', learner_device)"
             )
-        self.env = (
-            make_env
-            if isinstance(make_env, EnvProcess)
-            else EnvProcess(make_env, num_threads=num_threads, step_timeout_s=step_timeout_s)
-        )
+        asked = {"num_threads": num_threads, "step_timeout_s": step_timeout_s}
+        process: dict[str, Any] = {
+            name: value for name, value in asked.items() if value is not None
+        }
+        if not isinstance(make_env, EnvProcess):
+            make_env = EnvProcess(make_env, **process)
+        elif process:
+            raise ConfigError(
+                f"{' and '.join(process)} given beside an EnvProcess, which runs already: give "
+                "them to EnvProcess(...)"
+            )
+        self.env = make_env
         self.env.take()
         self.interruptor = interruptor
         self.spans = Spans(LEARNER_SPANS)
@@ -159,6 +169,18 @@ class PipelinedCollector(BaseCollector):
         except BaseException:
             self.env.close(0.0)
             raise
+
+    def __repr__(self) -> str:
+        fields = {
+            "env": self.env,
+            "policy": self.policy,
+            "frames": self._frames,
+            "total_frames": self.total_frames,
+            "frames_per_batch": self.requested_frames_per_batch,
+            "exploration_type": self.exploration_type,
+        }
+        lines = ",\n".join(indent(f"{name}={value}", "    ") for name, value in fields.items())
+        return f"{type(self).__name__}(\n{lines})"
 
     @property
     def interruptor(self) -> Interruptor | None:

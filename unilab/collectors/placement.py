@@ -37,7 +37,8 @@ class Placement:
     transport: Literal["host", "cuda"]
     """Kind of memory that the two processes share."""
     staging: Literal["none", "pinned"]
-    """``pinned``: what a tick publishes crosses to the learner's device in one copy."""
+    """``pinned``: what a tick publishes crosses to the learner's device in one copy, from memory
+    that is pinned where there is CUDA; elsewhere nothing is to be pinned."""
 
     def device_resolution(self) -> dict[str, str]:
         """What ``run_config.json`` records under this name."""
@@ -57,7 +58,9 @@ class Placement:
         if device.type != self.env_device.type:
             raise PlacementError(
                 f"the environment's tensors are on {device}, the placement says {self.env_device}: "
-                f"make it with device={str(self.env_device)!r}, or set {SETTING}={device.type}"
+                f"make it with device={str(self.env_device)!r}, or place collected tensors there: "
+                f"placement=resolve_collector_tensor_placement({device.type!r}, learner_device), "
+                f"and in a configuration {SETTING}={device.type}"
             )
 
 

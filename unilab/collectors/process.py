@@ -140,6 +140,15 @@ class EnvProcess:
             self._training_state = self._description.training_state
         return self._description
 
+    def __repr__(self) -> str:
+        if self.closed:
+            state = "closed"
+        elif self._description is None:
+            state = "starting"
+        else:
+            state = f"batch_size={list(self._description.layout.batch_size)}"
+        return f"{type(self).__name__}(pid={self.pid}, {state})"
+
     @property
     def pid(self) -> int:
         """Of the collector process."""

@@ -248,6 +248,8 @@ def _marking_resets(env: EnvBase) -> EnvBase:
     keys = env.observation_spec.keys(include_nested=True, leaves_only=True)
     if any((key if isinstance(key, str) else key[-1]) == "is_init" for key in keys):
         return env
+    if isinstance(env, TransformedEnv):  # TorchRL warns where one is put around another
+        return env.append_transform(InitTracker())
     return TransformedEnv(env, InitTracker())
 
 

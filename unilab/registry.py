@@ -156,6 +156,9 @@ def factory(
 ) -> EnvFactory:
     """A pickleable zero-argument function that builds the environment.
 
+    With a seed each call builds the same one: workers that share the function would all see the
+    same robots. Give each a function with a seed of its own, or none and seed the collector.
+
     Args:
         name: the task.
         num_envs: environments in the batch, at least 1.

@@ -298,7 +298,7 @@ class Rows(Mapping[str, Tensor]):
         self._data, self._rows = data, rows
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._data[name][self._rows]
+        return self._data[name].index_select(0, self._rows)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._data)

@@ -13,7 +13,7 @@ from torch import Tensor
 from unilab.backends import MujocoBackend
 from unilab.envs.rotations import rotate_inverse
 from unilab.tasks.gym.env import FallingEnv, HealthyCfg, model_path
-from unilab.tasks.ported import Rows, quietly
+from unilab.tasks.ported import quietly
 
 Cfg = TypeVar("Cfg", bound=HealthyCfg)
 
@@ -71,27 +71,31 @@ class ContactEnv(FallingEnv[Cfg]):
         # All four stages of the last substep begin their search for forces here.
         warm_start = self.data["qacc_warmstart"].clone()
         self.backend.step_tensor(ctrl, 1)
-        self._cfrc_ext.zero_()
-        rows = (self.data["ncon"][:, 0] > 0).nonzero().flatten()
+        touching = self.data["ncon"] > 0
+        rows = touching[:, 0].nonzero().flatten()
         if rows.shape[0] == 0:
+            self._cfrc_ext.zero_()
             return
         views = self._forces.get_state_views()
         views["ctrl"].copy_(ctrl)
         views["qacc_warmstart"].copy_(warm_start)
         self._forces.set_state_tensor(rows, *self._last_stage(rows), reset=False)
-        self._cfrc_ext[rows] = views["cfrc_ext"][rows]
+        self._cfrc_ext.copy_(views["cfrc_ext"]).masked_fill_(~touching, 0.0)
 
     def _last_stage(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """``qpos`` and ``qvel`` of the integrator's last stage, from what follows from them."""
-        data = Rows(self.data, rows)
-        qpos, qvel = data["qpos"], data["qvel"]
-        root, com = data["xpos"][:, 3:6], data["subtree_com"][:, 3:6]
-        qpos[:, :3], qpos[:, 3:7] = root, data["xquat"][:, 4:8]
-        qpos[:, self._qpos_columns] = data["actuator_length"] / self._gear
-        qvel[:, self._qvel_columns] = data["actuator_velocity"] / self._gear
+
+        def taken(name: str, columns: slice = slice(None)) -> Tensor:
+            return self.data[name][:, columns].index_select(0, rows)
+
+        qpos, qvel = taken("qpos"), taken("qvel")
+        root, com = taken("xpos", slice(3, 6)), taken("subtree_com", slice(3, 6))
+        qpos[:, :3], qpos[:, 3:7] = root, taken("xquat", slice(4, 8))
+        qpos[:, self._qpos_columns] = taken("actuator_length") / self._gear
+        qvel[:, self._qvel_columns] = taken("actuator_velocity") / self._gear
         # Velocities of the root: in cvel at the centre of mass and along the world's axes; in qvel
         # linear at the root along the world's axes, angular along the root's own.
-        angular, linear = data["cvel"][:, 6:12].split(3, 1)
+        angular, linear = taken("cvel", slice(6, 12)).split(3, 1)
         qvel[:, :3] = linear - torch.linalg.cross(angular, com - root)
         qvel[:, 3:6] = rotate_inverse(qpos[:, 3:7], angular)
         return qpos, qvel

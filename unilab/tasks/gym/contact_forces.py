@@ -67,18 +67,17 @@ class ContactEnv(FallingEnv[Cfg]):
         return {**views, "cfrc_ext": self._cfrc_ext}
 
     def _advance(self, ctrl: Tensor) -> None:
+        views = self._forces.get_state_views()
         self.backend.step_tensor(ctrl, self.decimation - 1)
         # All four stages of the last substep begin their search for forces here.
-        warm_start = self.data["qacc_warmstart"].clone()
+        views["qacc_warmstart"].copy_(self.data["qacc_warmstart"])
         self.backend.step_tensor(ctrl, 1)
         touching = self.data["ncon"] > 0
         rows = touching[:, 0].nonzero().flatten()
         if rows.shape[0] == 0:
             self._cfrc_ext.zero_()
             return
-        views = self._forces.get_state_views()
         views["ctrl"].copy_(ctrl)
-        views["qacc_warmstart"].copy_(warm_start)
         self._forces.set_state_tensor(rows, *self._last_stage(rows), reset=False)
         self._cfrc_ext.copy_(views["cfrc_ext"]).masked_fill_(~touching, 0.0)
 

@@ -256,7 +256,7 @@ collectors = [
 ]
 next(iter(collectors[0]))
 collectors[1].env.send("begin", 3)
-collectors[2]._begin()
+collectors[2]._ticks.begin()
 collectors[2]._ask(0)
 print(*(collector.env.pid for collector in collectors), flush=True)
 sys.stdin.read()

@@ -26,13 +26,13 @@ class Carried:
     def __init__(self, layout: Layout) -> None:
         self._environment = layout.root_keys
         self._ring = frozenset((*layout.root_keys, *layout.action_keys))
-        self._nothing = TensorDict({}, layout.batch_size)
-        self._left = self._values = self._nothing
+        self._empty = TensorDict({}, layout.batch_size)
+        self._written = self._current = self._empty
 
     def enter(self, carrier: TensorDictBase) -> None:
         """Put the entries of the tick before where the policy reads them."""
-        if not self._values.is_empty():
-            carrier.update(self._values)
+        if not self._current.is_empty():
+            carrier.update(self._current)
 
     def leave(self, acted: TensorDictBase) -> TensorDictBase:
         """Take the policy's entries.
@@ -47,24 +47,24 @@ class Carried:
             key for key in acted.keys(True, True) if key not in self._ring and key[0] != "collector"
         ]
         if not own:  # as ever with a policy that only acts
-            self._left = self._nothing
-            return self._nothing.copy()
-        self._left = acted.select(*own)
-        ahead = self._left.get("next", self._nothing)
+            self._written = self._empty
+            return self._empty.copy()
+        self._written = acted.select(*own)
+        ahead = self._written.get("next", self._empty)
         for key in ahead.keys(True, True):
             # Nothing has come to the root yet, in the first tick: the transitions have one form.
             if acted.get(key, None) is None:
-                self._left.set(key, torch.zeros_like(ahead.get(key)))
+                self._written.set(key, torch.zeros_like(ahead.get(key)))
         for key in self._environment:
-            if key in self._values.keys(True) or key in ahead.keys(True):
-                self._left.set(key, acted.get(key))
-        private = [key for key in self._left.keys(True, True) if _last(key).startswith("_")]
-        return self._left.exclude(*private)
+            if key in self._current.keys(True) or key in ahead.keys(True):
+                self._written.set(key, acted.get(key))
+        private = [key for key in self._written.keys(True, True) if _last(key).startswith("_")]
+        return self._written.exclude(*private)
 
     @property
     def anything(self) -> bool:
         """Whether :meth:`advance` has anything to do."""
-        return not self._left.is_empty()
+        return not self._written.is_empty()
 
     def advance(self, begun: TensorDictBase, ended: Tensor) -> None:
         """Make them those of the next tick.
@@ -73,14 +73,14 @@ class Carried:
             begun: the environment's root entries of that tick.
             ended: ``[*batch]`` bool, where its episode begins.
         """
-        values = self._left.exclude("next")
-        values.update(self._left.get("next", self._nothing))
+        values = self._written.exclude("next")
+        values.update(self._written.get("next", self._empty))
         for key in list(values.keys(True, True)):
             value = values.get(key)
             rows = ended.reshape(*ended.shape, *(1,) * (value.ndim - ended.ndim)).to(value.device)
             start = begun.get(key) if key in self._environment else torch.zeros_like(value)
             values.set(key, torch.where(rows, start, value))
-        self._values = values
+        self._current = values
 
 
 def _last(key: NestedKey) -> str:

@@ -8,20 +8,18 @@ from textwrap import indent
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
-from torch import Tensor
+from tensordict import TensorDictBase
 from torchrl.collectors import BaseCollector
 from torchrl.data import ReplayBuffer, TensorStorage
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from unilab.collectors.carried import Carried
 from unilab.collectors.placement import Placement, resolve_collector_tensor_placement
 from unilab.collectors.policy import Policy, check_policy, device_of
 from unilab.collectors.process import EnvProcess, Interrupted, Interruptor
-from unilab.collectors.ring import Ring, pin
 from unilab.collectors.spans import LEARNER_SPANS, Spans
-from unilab.errors import CollectorError, ConfigError
+from unilab.collectors.ticks import Ticks
+from unilab.errors import ConfigError
 
 __all__ = ["PipelinedCollector"]
 
@@ -75,7 +73,6 @@ class PipelinedCollector(BaseCollector):
 
     Attributes:
         env: the :class:`EnvProcess`.
-        spans: the time that inference and waiting for the environment take here.
 
     Raises:
         ConfigError: frames_per_batch is below 1, ``make_env`` no function, the policy none that
@@ -136,9 +133,8 @@ class PipelinedCollector(BaseCollector):
                 "them to EnvProcess(...)"
             )
         self.env = make_env
-        self.env.take()
+        self.env.claim()
         self.interruptor = interruptor
-        self.spans = Spans(LEARNER_SPANS)
         self.policy = policy
         frames = -1 if total_frames is None else total_frames
         self.total_frames = float("inf") if frames < 0 else frames
@@ -148,24 +144,22 @@ class PipelinedCollector(BaseCollector):
         self.replay_buffer = replay_buffer
         self.return_same_td = return_same_td
         self.track_traj_ids = track_traj_ids
-        layout = self.env.description.layout
         self._action_specs = list(self.env.description.action_spec.items(True, True))
-        self._n_envs = layout.batch_size.numel()
-        self.frames_per_batch = -(-frames_per_batch // self._n_envs)
-        self.requested_frames_per_batch = self.frames_per_batch * self._n_envs
+        n_envs = self.env.description.layout.batch_size.numel()
+        self.frames_per_batch = -(-frames_per_batch // n_envs)
+        self.requested_frames_per_batch = self.frames_per_batch * n_envs
         self._frames = 0
         self._iter = -1
-        # Ticks so far: action published, result arrived, handed to the caller.
-        self._asked = self._arrived = self._handed = 0
-        self._carried = Carried(layout)
-        self._beside: dict[int, TensorDictBase] = {}
-        self._prepared: TensorDictBase | None = None
-        self._traj_ids = torch.arange(self._n_envs).view(layout.batch_size)
-        self._next_traj_id = self._n_envs
         self.placement = placement or resolve_collector_tensor_placement("cpu", device_of(policy))
         try:
             self.placement.check_env(self.env.description.device)
-            self._make_rings(self.placement)
+            self._ticks = Ticks(
+                self.env,
+                self.placement,
+                self.frames_per_batch,
+                numbered=track_traj_ids,
+                spans=Spans(LEARNER_SPANS),
+            )
         except BaseException:
             self.env.close(0.0)
             raise
@@ -190,6 +184,15 @@ class PipelinedCollector(BaseCollector):
     @interruptor.setter
     def interruptor(self, value: Interruptor | None) -> None:
         self.env.interruptor = value
+
+    @property
+    def spans(self) -> Spans:
+        """The time that inference and waiting for the environment take here."""
+        return self._ticks.spans
+
+    @spans.setter
+    def spans(self, value: Spans) -> None:
+        self._ticks.spans = value
 
     def iterator(self) -> Iterator[TensorDictBase | None]:
         """The batches; another iteration goes on where this one was left."""
@@ -234,11 +237,7 @@ class PipelinedCollector(BaseCollector):
             raise_on_error: has no effect: nothing is raised.
         """
         self.env.close(5.0 if timeout is None else timeout)
-        # Batches that were handed out in place keep the memory for as long as they are held.
-        self.__dict__.pop("_shared", None)
-        self.__dict__.pop("_ring", None)
-        self._roots.clear()
-        self._batches.clear()
+        self._ticks.free()
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seed the environment, after its first reset, as a ``Collector`` does.
@@ -247,7 +246,7 @@ class PipelinedCollector(BaseCollector):
             the seed that the environment would give the next one.
         """
         with self.env.uninterrupted():
-            self._begin()
+            self._ticks.begin()
         return self.env.call("set_seed", seed, static_seed=static_seed)
 
     def _maybe_fallback_update(
@@ -267,7 +266,7 @@ class PipelinedCollector(BaseCollector):
             iter=self._iter,
             env_state_dict=self.env.call("state_dict"),
             env_training_state=self.env.export_training_state(),
-            next_traj_id=self._next_traj_id,
+            next_traj_id=self._ticks.next_episode,
         )
 
     def load_state_dict(self, state_dict: OrderedDict) -> None:
@@ -289,156 +288,40 @@ class PipelinedCollector(BaseCollector):
             self.env.call("load_state_dict", state_dict["env_state_dict"])
         if state_dict["env_training_state"]:
             self.env.import_training_state(state_dict["env_training_state"])
-        if not self._asked:
-            first = state_dict["next_traj_id"]
-            self._traj_ids = torch.arange(first, first + self._n_envs).view_as(self._traj_ids)
-            self._next_traj_id = first + self._n_envs
-
-    def _make_rings(self, placement: Placement) -> None:
-        """The ring that is shared and, where the policy is elsewhere, the one beside it."""
-        layout, ticks = self.env.description.layout, self.frames_per_batch
-        # Being handed out, being stepped, and the first observation after that; whole batches, so
-        # that none crosses the ring's end.
-        num_slots = ticks * max(2, -(-(ticks + 2) // ticks))
-        nbytes = num_slots * layout.slot_bytes
-        self._shared = Ring(self.env.share(nbytes, placement.ring_device), layout, num_slots)
-        self._ring = self._shared
-        if placement.staging == "pinned":
-            pin(self._shared.memory)
-            memory = torch.empty(nbytes, dtype=torch.uint8, device=placement.learner_device)
-            self._ring = Ring(memory, layout, num_slots)
-        self._roots = [slot.select(*layout.root_keys) for slot in self._ring.slots]
-        self._batches = {
-            first: self._ring.batch(first, ticks) for first in range(0, num_slots, ticks)
-        }
-        self._begin_asked = self._began = False
-
-    def _begin(self) -> None:
-        """Have the first observation in the ring; the environment resets for it."""
-        if self._began:
-            return
-        if not self._begin_asked:
-            self.env.send("begin", self._ring.num_slots)
-            self._begin_asked = True
-        with self.spans.span("ring wait", 0):
-            self.env.receive("began")
-        self.env.timings()  # The first reset belongs to no tick.
-        self._take(-1)
-        self._began = True
+        if not self._ticks.asked:
+            self._ticks.number_from(state_dict["next_traj_id"])
 
     def _collect(self) -> TensorDictBase:
         """The next batch, in place, with the action of the tick after it published."""
         self.env.require_open()
-        self._begin()
-        first, last = self._handed, self._handed + self.frames_per_batch
-        while self._arrived < last:
+        ticks = self._ticks
+        ticks.begin()
+        while ticks.due:
             self._ask(self._frames)
-            self._receive()
+            ticks.receive()
         frames = self._frames + self.requested_frames_per_batch
         if frames < self.total_frames:
             # Ctrl-C here, in the policy above all, leaves the batch to be had by iterating again.
             # What the policy itself raises ends the collector, as it does TorchRL's.
             self._ask(frames)
         # Only now that the environment is busy again.
-        batch = self._batches[first % self._ring.num_slots].copy()
-        beside = [self._beside[tick] for tick in range(first, last)]
-        if not all(entries.is_empty() for entries in beside):
-            batch.update(_stacked(beside))
-        for tick in range(first, last):
-            del self._beside[tick]
-        self._handed, self._frames, self._iter = last, frames, self._iter + 1
+        batch = ticks.hand_out()
+        self._frames, self._iter = frames, self._iter + 1
         return batch
 
     @torch.no_grad()
     def _ask(self, frames: int) -> None:
-        """Infer the action for the newest observation and let the environment step."""
-        if self._asked > self._arrived:
-            return
-        tick = self._asked
-        if tick not in self._beside:
-            self._act(tick, frames)
-        # Interrupted from here on, it is sent again; a step that was done is not done again.
-        self.env.send("step", tick)
-        self._asked += 1
+        """Have an action published for the observation that comes after so many frames."""
+        by_chance = self.policy is None or frames < self.init_random_frames
+        self._ticks.ask(self._draw if by_chance else self._infer)
 
-    def _act(self, tick: int, frames: int) -> None:
-        """Put the action of a tick into the ring."""
-        carrier, self._prepared = self._prepared, None
-        if carrier is None:
-            carrier = self._root(tick).copy()
-        if self.track_traj_ids:
-            carrier.set(("collector", "traj_ids"), self._traj_ids)
-        self._carried.enter(carrier)
-        if self.policy is None or frames < self.init_random_frames:
-            acted = carrier
-            for key, spec in self._action_specs:
-                acted.set(key, spec.rand())
-        else:
-            with self.spans.span("inference", tick), set_exploration_type(self.exploration_type):
-                acted = self.policy(carrier)
-        layout = self._ring.layout
-        self._ring.write(tick, acted, layout.action_keys, "the policy")
-        if self._shared is not self._ring:
-            self._shared.write(tick, acted, layout.action_keys, "the policy")
-        self._shared.flush()
-        beside = self._carried.leave(acted)
-        if self.track_traj_ids:
-            beside.set(("collector", "traj_ids"), self._traj_ids)
-        self._beside[tick] = beside
+    def _draw(self, carrier: TensorDictBase) -> TensorDictBase:
+        for key, spec in self._action_specs:
+            carrier.set(key, spec.rand())
+        return carrier
 
-    def _root(self, tick: int) -> TensorDictBase:
-        """The observation of a tick, in place."""
-        return self._roots[tick % self._ring.num_slots]
-
-    def _receive(self) -> None:
-        # While there is time: nobody else waits for it now, as the environment does later.
-        self._prepared = self._root(self._arrived + 1).copy()
-        with self.spans.span("ring wait", self._arrived):
-            tick = self.env.receive_step()
-            while tick < self._arrived:  # of a step that was sent twice
-                tick = self.env.receive_step()
-        if tick != self._arrived:
-            raise CollectorError(f"tick {tick} arrived where {self._arrived} was due")
-        self._take(tick)
-        self._arrived += 1
-        if self.track_traj_ids or self._carried.anything:
-            ended = self._ended(self._ring.slot(tick))
-            if self.track_traj_ids:
-                self._number_episodes(ended)
-            if self._carried.anything:
-                self._carried.advance(self._root(self._arrived), ended)
-
-    def _take(self, tick: int) -> None:
-        if self._ring is not self._shared:
-            self._ring.copy_published(tick, self._shared)
-
-    def _ended(self, transition: TensorDict) -> Tensor:
-        """``[*batch]`` bool, which environments were just reset."""
-        ended = torch.zeros_like(self._traj_ids, dtype=torch.bool)
-        for key in self.env.description.done_keys:
-            done = transition.get(("next", key) if isinstance(key, str) else ("next", *key))
-            ended |= done.reshape(*ended.shape, -1).any(-1).to(ended.device)
-        return ended
-
-    def _number_episodes(self, ended: Tensor) -> None:
-        """Give the environments that were just reset new episode numbers."""
-        count = int(ended.sum())
-        if count:
-            self._traj_ids = self._traj_ids.clone()
-            self._traj_ids[ended] = torch.arange(self._next_traj_id, self._next_traj_id + count)
-            self._next_traj_id += count
-
-
-def _stacked(ticks: list[TensorDictBase]) -> TensorDictBase:
-    """What the policy wrote, as ``[*batch, time]``."""
-    try:
-        return torch.stack(ticks, dim=-1)
-    except RuntimeError:
-        seen = [set(entries.keys(True, True)) for entries in ticks]
-        some = set.union(*seen) - set.intersection(*seen)
-        if not some:
-            raise
-        raise CollectorError(
-            f"the policy wrote {min(some, key=str)!r} at some ticks of a batch and not at others: "
-            "have it write the same entries at each"
-        ) from None
+    def _infer(self, carrier: TensorDictBase) -> TensorDictBase:
+        assert self.policy is not None
+        span = self.spans.span("inference", self._ticks.asked)
+        with span, set_exploration_type(self.exploration_type):
+            return self.policy(carrier)

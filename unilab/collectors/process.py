@@ -95,7 +95,7 @@ class EnvProcess:
         self._description: Description | None = None
         self._training_state: Any = None
         self._kept: list[tuple[str, list[Any]]] = []
-        self._taken = False
+        self._claimed = False
         self._calls = 0
         self._results: dict[int, Any] = {}
         self._metrics: int | None = None
@@ -164,17 +164,17 @@ class EnvProcess:
         if self.closed:
             raise CollectorError("the collector is closed: make a new one")
 
-    def take(self) -> None:
+    def claim(self) -> None:
         """Be the only one that steps the environment.
 
         Raises:
             CollectorError: there is one already.
         """
-        if self._taken:
+        if self._claimed:
             raise CollectorError(
                 "this EnvProcess has a collector already: make one EnvProcess for each collector"
             )
-        self._taken = True
+        self._claimed = True
 
     def share(self, nbytes: int, device: torch.device) -> Tensor:
         """Memory that both processes see, as ``[nbytes]`` uint8.

@@ -108,8 +108,8 @@ def train(cfg: TrainCfg, *, command: str | None = None) -> int:
         overrides=cfg.env,
     )
     interface = Interface.of(eval_env, device)
-    # FlashSAC, or an algorithm that another package registered.
-    parts = algorithm(algo.name, flashsac)(algo, interface)
+    build = algorithm(algo.name, flashsac)  # or one that another package registered
+    parts = build(algo, interface)
     buffer = make_replay_buffer(
         algo.replay_capacity, algo.batch_size, device=device, n_step=algo.n_step, gamma=algo.gamma
     )
@@ -132,6 +132,7 @@ def train(cfg: TrainCfg, *, command: str | None = None) -> int:
     run.write_config(cfg.to_dict(), **identity, device_resolution=placement.device_resolution())
     print(f"Run folder   {run.path}", flush=True)
 
+    # Each batch: act and step, store, sample, update (OffPolicyRunner._train is these lines).
     collector = make_collector(
         env,
         parts.policy,

@@ -10,7 +10,7 @@ import torch
 
 import unilab
 from unilab import registry
-from unilab.envs import ManagerBasedRlEnvCfg, TorchEnv
+from unilab.envs import ManagerBasedRlEnvCfg, RewardTermCfg, SceneEntityCfg, TorchEnv
 from unilab.errors import ConfigError
 from unilab.tasks.classic.pendulum import pendulum_swingup
 
@@ -120,6 +120,11 @@ def test_a_task_of_ones_own_is_registered_described_and_made(registered):
     assert made.cfg_factory is short_pendulum
 
 
+def test_what_is_registered_is_a_function():
+    with pytest.raises(ConfigError, match=r"cfg_factory of 'x' is a .*Cfg: give the function that"):
+        registry.register("x", short_pendulum())
+
+
 def test_a_name_cannot_be_taken_twice(registered):
     with pytest.raises(ConfigError, match=r"'short_pendulum' exists already: choose another name"):
         registry.register(registered, short_pendulum)
@@ -153,7 +158,41 @@ def test_a_list_stands_for_a_tuple_and_an_integer_for_a_float():
     assert env.cfg.observations["obs"].terms["command"].scale == (1.0, 1.0, 1.0)
 
 
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("actions.joint_pos.scale", {".*hip.*": 0.2, ".*(thigh|calf).*": 0.5}),
+        ("observations.obs.terms.command.scale", 1.0),
+        ("observations.obs.terms.joint_vel.scale", [0.1] * 12),
+        ("rewards.pose.params.asset_cfg", SceneEntityCfg("robot", joint_names="FL.*")),
+    ],
+)
+def test_an_override_may_be_what_the_field_allows_and_the_task_does_not_use(path, value):
+    env = unilab.make("go2_velocity_flat", overrides={path: value, **ONE_THREAD})
+    env.rollout(2)
+
+
+def test_a_term_is_taken_out_by_none():
+    overrides = {"rewards.action_rate": None, "events": {"reset_joints": None}, **ONE_THREAD}
+    env = unilab.make("go2_velocity_flat", overrides=overrides)
+    assert "action_rate" not in env.reward_manager.term_names
+    assert "reset_joints" not in env.describe()
+    assert "action_rate" in unilab.make("go2_velocity_flat").reward_manager.term_names
+
+
 BAD_OVERRIDES = {
+    "a new term": (
+        {"rewards.new": RewardTermCfg(func=len, weight=1.0)},
+        r"'rewards' has no 'new'.*; it has .*upright.* \(new ones go into the task's config\)",
+    ),
+    "in an empty table": (
+        {"metrics.new": 3},
+        r"override 'metrics.new': 'metrics' has no 'new'; it has nothing \(new ones",
+    ),
+    "within a table that is left out": (
+        {"nan_guard.output_dir": "x"},
+        r"override 'nan_guard' is \{'output_dir': 'x'\}: it is a table that the task leaves out",
+    ),
     "unknown key": (
         {"episode_length": 3.0},
         r"override 'episode_length': the task has no 'episode_length' "

@@ -16,7 +16,7 @@ from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 from unilab.envs import TorchEnv
-from unilab.envs.checks import to_device, to_num_envs, to_seed
+from unilab.envs.checks import fits, to_device, to_num_envs, to_seed
 from unilab.errors import ConfigError, did_you_mean
 from unilab.tasks import PORTED_TASKS, TASKS, TaskCfg
 from unilab.tasks.ported import SUITES
@@ -110,10 +110,15 @@ def register(
             configuration files: ``{"algo": {"num_envs": 64}}``.
 
     Raises:
-        ConfigError: the name is taken.
+        ConfigError: the name is taken, or ``cfg_factory`` is no function.
     """
     if name in _registered:
         raise ConfigError(f"a task named {name!r} exists already: choose another name")
+    if not callable(cfg_factory):
+        raise ConfigError(
+            f"cfg_factory of {name!r} is a {type(cfg_factory).__name__}: give the function that "
+            "returns the task's config"
+        )
     _registered[name] = cfg_factory
     _training[name] = dict(training or {})
 
@@ -165,7 +170,8 @@ def factory(
         device: where terms run.
         seed: the environment's seed.
         overrides: changes to the task's config, nested or by dotted path
-            (``{"episode_length_s": 5.0, "rewards.action_rate.weight": -0.02}``).
+            (``{"episode_length_s": 5.0, "rewards.action_rate.weight": -0.02}``); None in the place
+            of a term takes it out.
 
     Raises:
         ConfigError: no such task, an override that does not fit, or no such num_envs, device or
@@ -214,32 +220,38 @@ def _cfg_factory(name: str) -> CfgFactory:
 
 
 def _overridden(value: Any, overrides: Mapping[str, Any], path: str) -> Any:
-    """A config with some of its values replaced, by key or dotted path."""
+    """A config with some of its values replaced, by key or dotted path; None takes terms out."""
     for dotted, new in overrides.items():
         key, _, rest = dotted.partition(".")
         options = [f.name for f in fields(value)] if is_dataclass(value) else list(value)
         here = f"{path}.{key}" if path else key
         if key not in options:
+            if path.endswith(".params") and not rest:  # left at its default; the manager checks it
+                value = {**value, key: new}
+                continue
             where = f"'{path}'" if path else "the task"
             raise ConfigError(
-                f"override {here!r}: {where} has no {key!r}{did_you_mean(key, options)}; "
-                f"it has {', '.join(map(str, options))}"
+                f"override {here!r}: {where} has no {key!r}{did_you_mean(key, options)}; it has "
+                f"{', '.join(map(str, options)) or 'nothing'} (new ones go into the task's config)"
             )
         old = getattr(value, key) if is_dataclass(value) else value[key]
         if rest:
             new = {rest: new}
         if isinstance(new, Mapping) and (is_dataclass(old) or isinstance(old, Mapping)):
             new = _overridden(old, new, here)
+        elif new is None and is_dataclass(old) and not is_dataclass(value):
+            value = {name: term for name, term in value.items() if name != key}
+            continue
         else:
-            if rest:
-                raise ConfigError(f"override '{here}.{rest}': {here!r} is a value, not a table")
             if old is None and new is not None and _is_table(value, key):
                 raise ConfigError(
                     f"override {here!r} is {new!r}: it is a table that the task leaves out; "
                     "give it in the task's own config"
                 )
+            if rest:
+                raise ConfigError(f"override '{here}.{rest}': {here!r} is a value, not a table")
             if new is not None or not _optional(value, key):
-                new = _like(old, new, here)
+                new = _like(old, new, here, _hint(value, key))
         if is_dataclass(value) and not isinstance(value, type):
             try:
                 value = replace(value, **{key: new})
@@ -252,17 +264,22 @@ def _overridden(value: Any, overrides: Mapping[str, Any], path: str) -> Any:
 
 def _is_table(value: Any, key: str) -> bool:
     """Whether a field holds a config of its own, if anything."""
-    kinds = get_args(get_type_hints(type(value))[key]) if is_dataclass(value) else ()
+    kinds = get_args(_hint(value, key))
     return any(is_dataclass(kind) for kind in kinds)
 
 
 def _optional(value: Any, key: str) -> bool:
     """Whether a field may be None."""
-    return is_dataclass(value) and NoneType in get_args(get_type_hints(type(value))[key])
+    return NoneType in get_args(_hint(value, key))
 
 
-def _like(old: Any, new: Any, path: str) -> Any:
-    """``new`` in the type of ``old``.
+def _hint(value: Any, key: str) -> Any:
+    """The annotation of a config's field; None where there is none, as in a table of terms."""
+    return get_type_hints(type(value), include_extras=True)[key] if is_dataclass(value) else None
+
+
+def _like(old: Any, new: Any, path: str, hint: Any = None) -> Any:
+    """``new`` in the type of ``old``, or in another that the field's annotation allows.
 
     Raises:
         ConfigError: it has another kind of value.
@@ -280,6 +297,9 @@ def _like(old: Any, new: Any, path: str) -> Any:
         if not old or not isinstance(old[0], (int, float)):
             return new
     elif type(new) is type(old):
+        return new
+    new = tuple(new) if isinstance(new, list) else new
+    if hint is not None and fits(new, hint):
         return new
     raise ConfigError(
         f"override {path!r} is {new!r} ({type(new).__name__}): "

@@ -216,6 +216,11 @@ def annotated(env, asset_cfg=TWINS):
     return env.scene[asset_cfg.name].data.joint_pos
 
 
+@reads("joint_pos")
+def without_entity(env):
+    return env.scene["twins"].data.joint_pos
+
+
 NO_NAMES = {"asset_cfg": replace(TWINS, joint_names=())}
 BAD = {
     "the default entity": (
@@ -233,6 +238,11 @@ BAD = {
         annotated,
         {"asset_cfg": None},
         r"asset_cfg is None: expected Scene",
+    ),
+    "no entity": (
+        without_entity,
+        {},
+        r"@reads names joint_pos of the entity that a SceneEntityCfg parameter names, but there is",
     ),
     "a parameter of sensors": (
         misnamed,

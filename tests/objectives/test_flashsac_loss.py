@@ -9,7 +9,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from torchrl.objectives import SoftUpdate
 
-from unilab.errors import ConfigError
+from unilab.errors import ActorContractError, ConfigError
 from unilab.modules import FlashSACActor
 from unilab.objectives import FlashSACLoss
 
@@ -327,6 +327,40 @@ def test_actor_and_critic_of_other_action_widths_are_refused():
     actor = FlashSACActor(OBS, ACTION + 1, hidden_dim=4)
     with pytest.raises(ConfigError, match=r"action_dim=3 .* action_dim=2"):
         FlashSACLoss(actor, tiny_critic())
+
+
+def test_an_actor_in_the_place_of_the_critic_is_refused():
+    with pytest.raises(ConfigError, match=r"critic is a FlashSACActor: expected a FlashSACCritic"):
+        FlashSACLoss(tiny_critic(), tiny_actor())
+
+
+def test_an_actor_whose_forward_is_not_the_contracts_is_refused():
+    with pytest.raises(ActorContractError, match=r"Linear .*: its forward takes no training; exp"):
+        FlashSACLoss(nn.Linear(OBS, ACTION), tiny_critic())
+
+
+def test_gamma_is_the_constructors():
+    with pytest.raises(ConfigError, match=r"leave make_value_estimator out and give gamma to Flas"):
+        tiny_loss().make_value_estimator(gamma=0.9)
+
+
+@pytest.mark.parametrize(
+    ("key", "what"), [("obs", "observation"), ("critic", "critic observation")]
+)
+@pytest.mark.parametrize("which", ["actor_loss", "qvalue_loss"])
+def test_observations_of_another_width_are_named(key, what, which):
+    batch = tiny_batch()
+    for place in (key, ("next", key)):
+        batch[place] = torch.zeros(8, 9)
+    width = {"obs": OBS, "critic": CRITIC_OBS}[key]
+    message = rf"^{what} has shape \[\d+, 9\]: expected \[B, {width}\], the width that the network"
+    with pytest.raises(ConfigError, match=message):
+        getattr(tiny_loss(), which)(batch)
+
+
+def test_a_batch_of_several_ticks_is_to_be_flattened():
+    with pytest.raises(ConfigError, match=r"shape \[16, 2, 3\]: .*flatten the batch with reshape"):
+        tiny_loss()(tiny_batch(16).reshape(8, 2))
 
 
 @pytest.mark.parametrize("key", ["critic", ("next", "critic")])

@@ -6,6 +6,7 @@ import io
 import itertools
 import re
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Mapping
@@ -33,8 +34,19 @@ class Result:
     )
 
 
-def summary(command="unilab train", **changes):
-    run = RunFolder(Path("runs/a b"))
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def written(name: str, builder: str | None = "my.module:Actor") -> RunFolder:
+    run = RunFolder.create("t", 0, path=name)
+    run.write_config({}, actor_semantics={"builder": builder})
+    return run
+
+
+def summary(command="unilab train", builder="my.module:Actor", **changes):
+    run = written("runs/a b", builder) if not Path("runs").exists() else RunFolder(Path("runs/a b"))
     return closing_summary(run, Result(**changes), total_frames=1000, command=command)
 
 
@@ -172,6 +184,12 @@ def test_commands_find_modules_where_this_run_found_them(monkeypatch):
     assert "PYTHONPATH" not in summary()
 
 
+def test_what_nobody_can_play_is_not_offered():
+    assert "Play  " in summary()
+    shutil.rmtree("runs")
+    assert "Play  " not in summary(builder=None)
+
+
 class Gone(Terminal):
     """Somebody reads for a while."""
 
@@ -228,7 +246,7 @@ NAMES += ["\\${x}", "$HOME", "~x", "{x}", "*", "null", "true", "nan", "1e3", "-3
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_line_that_continues_a_run_names_its_folder_whatever_it_is_called(name):
-    result = closing_summary(RunFolder(Path(name)), Result(), total_frames=1000, command="train")
+    result = closing_summary(written(name), Result(), total_frames=1000, command="train")
     *_, last = result.splitlines()
     resume = shlex.split(last)[2]
     config = OverridesParser.create().parse_override(resume)

@@ -351,6 +351,7 @@ def _home(model: mujoco.MjModel, keyframe: str | None) -> tuple[Tensor, Tensor]:
     if keyframe not in names:
         raise ConfigError(
             f"the model has no keyframe {keyframe!r}{did_you_mean(keyframe, names)}; it has {names}"
+            ": add one, or name another or None as SceneCfg.keyframe"
         )
     key = model.key(keyframe)
     return torch.from_numpy(key.qpos.copy()), torch.from_numpy(key.ctrl.copy())

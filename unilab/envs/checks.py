@@ -85,6 +85,11 @@ def check_fits(what: str, value: Any, hint: Any, *, infinite: bool = False, end:
             check_fits(where, item, of_item, infinite=infinite, end=end)
 
 
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a value is what an annotation says; see :func:`check_fields`."""
+    return not _expected(value, hint)
+
+
 def check_range(what: str, span: tuple[float, float]) -> None:
     """Refuse bounds to draw between that are reversed, or infinite.
 

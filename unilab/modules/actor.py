@@ -18,6 +18,7 @@ from unilab.modules.layers import (
     UnitRMSNorm,
     normalize_layers,
     require_at_least,
+    require_width,
 )
 
 __all__ = ["FlashSACActor"]
@@ -193,6 +194,7 @@ class FlashSACActor(nn.Module):
         }
 
     def _heads(self, obs: Tensor, training: bool) -> tuple[Tensor, Tensor]:
+        require_width("observation", obs, self.obs_dim)
         h = self.embedder(obs, training)
         for block in self.blocks:
             h = block(h, training)

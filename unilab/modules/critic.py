@@ -14,6 +14,7 @@ from unilab.modules.layers import (
     UnitRMSNorm,
     normalize_layers,
     require_at_least,
+    require_width,
 )
 
 __all__ = ["FlashSACCritic"]
@@ -98,7 +99,12 @@ class FlashSACCritic(nn.Module):
 
         Returns:
             ``[E, B, K]`` log-probabilities, of the wanted rows only.
+
+        Raises:
+            ConfigError: another shape.
         """
+        require_width("critic observation", obs, self.obs_dim)
+        require_width("action", action, self.action_dim)
         x = torch.cat((obs, action), dim=-1).t()
         h = self.embedder(x.expand(self.num_members, -1, -1), training)
         for block in self.blocks:

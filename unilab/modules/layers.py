@@ -247,6 +247,20 @@ def normalize_layers(module: nn.Module) -> None:
             layer.normalize()
 
 
+def require_width(name: str, value: Tensor, width: int) -> None:
+    """Check what a network is called with.
+
+    Raises:
+        ConfigError: it is not ``[B, width]``.
+    """
+    if value.ndim != 2 or value.shape[1] != width:
+        flatten = "; flatten the batch with reshape(-1)" if value.ndim > 2 else ""
+        raise ConfigError(
+            f"{name} has shape {list(value.shape)}: expected [B, {width}], the width that the "
+            f"network was made for{flatten}"
+        )
+
+
 def require_at_least(least: int, **sizes: int) -> None:
     """Check the sizes that a network is built with.
 

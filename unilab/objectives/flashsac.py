@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any, ClassVar
 
 import torch
@@ -40,8 +41,9 @@ class FlashSACLoss(LossModule):
 
     Raises:
         ConfigError: a setting out of range, an actor and a critic of different action widths, or
-            (when called) a batch without an expected key.
-        ActorContractError: (when called) the actor's outputs are not those of the contract.
+            (when called) a batch without an expected key, or of other widths.
+        ActorContractError: the actor's ``forward``, or (when called) what it returns, is not that
+            of the contract.
 
     The sum of the ``loss_*`` entries is what to minimise: each parameter gets the gradient of its
     own loss and of no other. ``SoftUpdate(loss, tau=0.01)`` moves the target critic's parameters;
@@ -138,6 +140,16 @@ class FlashSACLoss(LossModule):
         bc_alpha: float = 0.0,
     ) -> None:
         super().__init__()
+        if not isinstance(critic, FlashSACCritic):
+            raise ConfigError(
+                f"critic is a {type(critic).__name__}: expected a FlashSACCritic, after the actor"
+            )
+        parameters = signature(actor.forward).parameters
+        if "training" not in parameters and "kwargs" not in parameters:
+            raise ActorContractError(
+                f"{type(actor).__name__} breaks the actor contract (ADR-0017 C6): its forward "
+                "takes no training; expected forward(obs, training)"
+            )
         if not 0.0 < gamma <= 1.0:
             raise ConfigError(f"gamma={gamma}: expected 0 < gamma <= 1")
         if not alpha_init > 0.0:
@@ -167,6 +179,17 @@ class FlashSACLoss(LossModule):
         like = critic.support
         self.log_alpha = nn.Parameter(
             torch.tensor(math.log(alpha_init), device=like.device, dtype=like.dtype)
+        )
+
+    def make_value_estimator(self, value_type: Any = None, **hyperparams: Any) -> None:
+        """Nothing to make: the target is FlashSAC's own, its discount the constructor's ``gamma``.
+
+        Raises:
+            ConfigError: always, as other losses would take ``gamma`` here.
+        """
+        raise ConfigError(
+            "FlashSACLoss has no value estimator to choose: leave make_value_estimator out and "
+            "give gamma to FlashSACLoss(...)"
         )
 
     @property

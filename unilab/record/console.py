@@ -166,9 +166,10 @@ def closing_summary(
         f"Run folder   {run.path}",
         f"TensorBoard  {_program('tensorboard')} --logdir {path}",
         f"Picture      {program} plot {path}",
-        f"Play         {command_line(program, 'play', run.path)}",
-        f"Continue     {command_line(command)} {resume}={shlex.quote(which)}{more}",
     ]
+    if _can_be_played(run):
+        lines.append(f"Play         {command_line(program, 'play', run.path)}")
+    lines.append(f"Continue     {command_line(command)} {resume}={shlex.quote(which)}{more}")
     return "\n".join(lines)
 
 
@@ -220,6 +221,12 @@ def _program(name: str) -> str:
         return name
     here = own.is_relative_to(Path.cwd())
     return shlex.quote(str(own.relative_to(Path.cwd()) if here else own))
+
+
+def _can_be_played(run: RunFolder) -> bool:
+    """Whether its checkpoints say how to build the actor; one of another algorithm may not."""
+    semantics = run.read_config().get("actor_semantics")
+    return isinstance(semantics, dict) and semantics.get("builder") is not None
 
 
 def _results(metrics: Mapping[str, float]) -> list[str]:

@@ -75,9 +75,12 @@ class RunFolder:
         run = cls(Path(log_root) / task / f"{stamp}_seed{seed}" if path is None else Path(path))
         try:
             if path is not None and run.config_file.exists():
+                saved = run.checkpoints.exists() and any(run.checkpoints.iterdir())
+                go_on = f"continue it with training.resume={run.path}" if saved else "remove it"
                 raise ConfigError(
-                    f"run folder {run.path} already holds a run: continue it with "
-                    f"training.resume={run.path}, or choose another training.run_dir"
+                    f"run folder {run.path} already holds a run"
+                    f"{'' if saved else ', though no checkpoint to continue from'}: {go_on}, or "
+                    "choose another training.run_dir"
                 )
             if path is not None and run.checkpoints.exists() and any(run.checkpoints.iterdir()):
                 raise ConfigError(

@@ -206,6 +206,12 @@ def _bind(
             bound[key] = scene.resolve(value)
             for name in getattr(func, "reads_fields", ()):
                 scene.declare(value.name, name)
+    read = getattr(func, "reads_fields", ())
+    if read and not any(isinstance(value, SceneEntityCfg) for value in bound.values()):
+        raise ConfigError(
+            f"@reads names {', '.join(read)} of the entity that a SceneEntityCfg parameter names, "
+            'but there is none: give the term asset_cfg: SceneEntityCfg = SceneEntityCfg("...")'
+        )
     for name in getattr(func, "writes_fields", ()):
         scene.declare_field(name)
     for name in getattr(func, "reads_sensors", ()):

@@ -94,17 +94,15 @@ def hand_over(num_envs: int, ticks: int) -> None:
         return_same_td=True,
         track_traj_ids=False,
     )
-    batches, totals = iter(collector), collector.env.spans.totals
+    batches, spans = iter(collector), collector.env.spans
     pids = (os.getpid(), collector.env.pid)
     for _ in range(1000):
         next(batches)
-    before, waits, last = [_rss(pid) for pid in pids], [], totals()["wait"]
+    before = [_rss(pid) for pid in pids]
     for _ in range(ticks):
         next(batches)
-        waited = totals()["wait"]
-        waits.append(waited - last)
-        last = waited
     growth = [_rss(pid) / was - 1 for pid, was in zip(pids, before, strict=True)]
+    waits = [span.end_ns - span.begin_ns for span in spans.latest() if span.name == "wait"]
     collector.shutdown()
     wait = statistics.median(waits) / 1e3
     print(f"{num_envs} environments, obs + critic {2 * WIDTH} floats")

@@ -87,9 +87,8 @@ class RewardNormalizer:
         self._just_loaded = False
         if self._returns.device != reward.device:
             self._to(reward.device)
-        keep = (
-            done.logical_not().double() * self.gamma
-        )  # a bool times a float would round gamma to float32
+        # Not a bool times a float, which would round gamma to float32.
+        keep = done.logical_not().double() * self.gamma
         for t in range(reward.shape[1]):
             self._returns = self._returns * keep[:, t] + reward[:, t]
             self._merge(self._returns)

@@ -74,19 +74,8 @@ class RunFolder:
         stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
         run = cls(Path(log_root) / task / f"{stamp}_seed{seed}" if path is None else Path(path))
         try:
-            if path is not None and run.config_file.exists():
-                saved = run.checkpoints.exists() and any(run.checkpoints.iterdir())
-                go_on = f"continue it with training.resume={run.path}" if saved else "remove it"
-                raise ConfigError(
-                    f"run folder {run.path} already holds a run"
-                    f"{'' if saved else ', though no checkpoint to continue from'}: {go_on}, or "
-                    "choose another training.run_dir"
-                )
-            if path is not None and run.checkpoints.exists() and any(run.checkpoints.iterdir()):
-                raise ConfigError(
-                    f"run folder {run.path} already holds checkpoints, though no run_config.json "
-                    "to continue them by: choose another training.run_dir"
-                )
+            if path is not None:
+                run._require_unused()
             if path is None:
                 run = cls(_claimed(run.path))
             run.checkpoints.mkdir(parents=True, exist_ok=True)
@@ -99,6 +88,22 @@ class RunFolder:
                 "training.run_dir or training.log_root to a folder you may write"
             ) from error
         return run
+
+    def _require_unused(self) -> None:
+        """Raises ConfigError for a folder that holds a run, or checkpoints of one."""
+        saved = self.checkpoints.exists() and any(self.checkpoints.iterdir())
+        if self.config_file.exists():
+            what = "a run" if saved else "a run, though no checkpoint to continue from"
+            way_out = f"continue it with training.resume={self.path}" if saved else "remove it"
+        elif saved:
+            what = "checkpoints, though no run_config.json to continue them by"
+            way_out = "remove them"
+        else:
+            return
+        raise ConfigError(
+            f"run folder {self.path} already holds {what}: {way_out}, or choose another "
+            "training.run_dir"
+        )
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:

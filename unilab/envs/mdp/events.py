@@ -63,12 +63,10 @@ def reset_joints_by_offset(
         velocity_range: velocities, rad/s.
         asset_cfg: the entity and its ``joint_names``; the others are left alone.
     """
-    entity = env.scene[asset_cfg.name]
-    data, ids = entity.data, asset_cfg.joint_ids
-    home = data.default_joint_pos[ids]
+    home = env.scene[asset_cfg.name].data.default_joint_pos[asset_cfg.joint_ids]
     shape = (env_ids.shape[0], home.shape[0])
-    pos = (home + _uniform(env, shape, position_range)).clamp_(*data.joint_pos_limits[ids].T)
-    entity.write_joint_state(pos, _uniform(env, shape, velocity_range), ids)
+    pos = home + _uniform(env, shape, position_range)
+    _place_joints(env, asset_cfg, pos, _uniform(env, shape, velocity_range))
 
 
 def reset_joints_by_scale(
@@ -88,12 +86,17 @@ def reset_joints_by_scale(
         asset_cfg: the entity and its ``joint_names``; the others are left alone.
     """
     check_range("velocity_range", velocity_range)
-    entity = env.scene[asset_cfg.name]
-    data, ids = entity.data, asset_cfg.joint_ids
-    home = data.default_joint_pos[ids]
-    factors = _uniform(env, (env_ids.shape[0], home.shape[0]), position_range)
-    pos = (home * factors).clamp_(*data.joint_pos_limits[ids].T)
-    entity.write_joint_state(pos, torch.zeros_like(pos), ids)
+    home = env.scene[asset_cfg.name].data.default_joint_pos[asset_cfg.joint_ids]
+    pos = home * _uniform(env, (env_ids.shape[0], home.shape[0]), position_range)
+    _place_joints(env, asset_cfg, pos, torch.zeros_like(pos))
+
+
+def _place_joints(
+    env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg, pos: Tensor, vel: Tensor
+) -> None:
+    """Stage joints inside their limits; ``pos`` is overwritten."""
+    entity, ids = env.scene[asset_cfg.name], asset_cfg.joint_ids
+    entity.write_joint_state(pos.clamp_(*entity.data.joint_pos_limits[ids].T), vel, ids)
 
 
 def push_by_setting_velocity(

@@ -25,7 +25,7 @@ train: $(VENV)/.installed
 	$(BIN)/python examples/train_flashsac.py $(ARGS)
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 check: $(VENV)/.installed
 	$(BIN)/ruff check .

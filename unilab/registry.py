@@ -13,10 +13,10 @@ from functools import cache
 from importlib import metadata
 from importlib.util import find_spec
 from types import NoneType
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args
 
 from unilab.envs import TorchEnv
-from unilab.envs.checks import fits, to_device, to_num_envs, to_seed
+from unilab.envs.checks import fits, hints_of, to_device, to_num_envs, to_seed
 from unilab.errors import ConfigError, did_you_mean
 from unilab.tasks import PORTED_TASKS, TASKS, TaskCfg
 from unilab.tasks.ported import SUITES
@@ -275,7 +275,7 @@ def _optional(value: Any, key: str) -> bool:
 
 def _hint(value: Any, key: str) -> Any:
     """The annotation of a config's field; None where there is none, as in a table of terms."""
-    return get_type_hints(type(value), include_extras=True)[key] if is_dataclass(value) else None
+    return hints_of(type(value)).get(key) if is_dataclass(value) else None
 
 
 def _like(old: Any, new: Any, path: str, hint: Any = None) -> Any:

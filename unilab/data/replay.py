@@ -129,11 +129,13 @@ class _Storage(LazyTensorStorage):
         """
         if self.initialized and isinstance(data, TensorDictBase):
             before, now = (
-                set(map(str, rows.keys(include_nested=True, leaves_only=True)))
+                set(rows.keys(include_nested=True, leaves_only=True))
                 for rows in (self._storage, data)
             )
             if before != now:
-                more, fewer = ", ".join(sorted(now - before)), ", ".join(sorted(before - now))
+                more, fewer = (
+                    ", ".join(sorted(map(str, keys))) for keys in (now - before, before - now)
+                )
                 raise ConfigError(
                     f"the data has {f'{more} as well' if more else f'no {fewer}'}, unlike the rows "
                     "in the buffer: every batch needs the same entries (a run that is continued "

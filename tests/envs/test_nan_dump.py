@@ -33,7 +33,7 @@ def test_controls_that_overflow_in_the_first_step_are_in_the_dump(tmp_path):
     with pytest.raises(NonFiniteError, match=r"controls are not finite .*'second_motor': \[2, 3\]"):
         env.step(root)
     path = tmp_path / "dumps" / "nan_dump_0.pt"
-    lines = replay_dump(path).splitlines()
+    lines = replay_dump(path).report.splitlines()
     said = "physics did not take the last step, whose controls are not finite: 0 -inf"
     assert [line.partition(";")[0] for line in lines[1:]] == [f"row 2: {said}", f"row 3: {said}"]
 
@@ -45,7 +45,7 @@ def test_controls_that_overflow_later_are_in_the_dump(tmp_path):
     root["action"][5] = 1e30
     with pytest.raises(NonFiniteError, match="controls are not finite"):
         env.step(root)
-    report = replay_dump(tmp_path / "dumps" / "nan_dump_1.pt")
+    report = replay_dump(tmp_path / "dumps" / "nan_dump_1.pt").report
     assert "row 5: physics did not take the last step, whose controls are not finite: inf" in report
 
 
@@ -58,11 +58,12 @@ def test_an_event_that_stages_nan_names_its_rows_in_the_dump(tmp_path):
 
     event = EventTermCfg(func=nudge, mode="interval", interval_range_s=(0.02, 0.02))
     env = guarded(tmp_path, events={"nudge": event})
-    with pytest.raises(NonFiniteError, match=r"staged non-finite state for rows \[6\]") as caught:
+    said = r"event 'nudge' staged non-finite state for rows \[6\]"
+    with pytest.raises(NonFiniteError, match=said) as caught:
         drive(env, 2)
     assert caught.value.rows == [6]
-    report = replay_dump(tmp_path / "dumps" / "nan_dump_1.pt").splitlines()
-    assert "event staged non-finite state for rows [6]" in report[0]
+    report = replay_dump(tmp_path / "dumps" / "nan_dump_1.pt").report.splitlines()
+    assert "event 'nudge' staged non-finite state for rows [6]" in report[0]
     assert report[1].startswith("row 6: physics is finite after the last step, the same as then")
 
 
@@ -78,11 +79,39 @@ def test_an_event_that_stages_a_nan_parameter_names_its_rows_in_the_dump(tmp_pat
     event = EventTermCfg(func=weigh, mode="interval", interval_range_s=(0.02, 0.02))
     env = guarded(tmp_path, events={"weigh": event})
     env.spoilt = 4
-    with pytest.raises(NonFiniteError, match=r"non-finite body_mass for rows \[4\]") as caught:
+    said = r"event 'weigh' staged non-finite body_mass for rows \[4\]"
+    with pytest.raises(NonFiniteError, match=said) as caught:
         drive(env, 1)
     assert caught.value.rows == [4]
-    report = replay_dump(tmp_path / "dumps" / "nan_dump_1.pt").splitlines()
+    report = replay_dump(tmp_path / "dumps" / "nan_dump_1.pt").report.splitlines()
     assert report[1].startswith("row 4: physics is finite after the last step, the same as then")
+
+
+def test_a_reset_that_stages_nan_names_its_event_leaves_a_dump_and_writes_nothing(tmp_path):
+    def lie_down(env, env_ids):
+        env.scene["twins"].write_joint_state(*torch.zeros(2, len(env_ids), 2))
+
+    events = {
+        "lie_down": EventTermCfg(func=lie_down, mode="reset"),
+        "weigh": EventTermCfg(func=weigh, mode="reset"),
+    }
+    env, twin = guarded(tmp_path, events=events), guarded(tmp_path, events=events)
+    drive(env, 3)
+    drive(twin, 3)
+    env.spoilt = 4
+    with pytest.raises(NonFiniteError, match="a reset event staged non-finite body_m") as caught:
+        env.reset(env_ids=torch.tensor([1, 4]))
+    path = tmp_path / "dumps" / "nan_dump_3.pt"
+    assert caught.value.__notes__ == [
+        "What is not finite comes from event 'weigh'.",
+        f"Its last states are in {path}: unilab replay-dump {path}",
+        "The reset, after 3 control steps, wrote nothing: the environment is as it was before.",
+    ]
+    report = replay_dump(path).report.splitlines()
+    assert report[1].startswith("row 4: physics is finite after the last step, the same as then")
+    env.spoilt = -1
+    assert torch.equal(env.generator.get_state(), twin.generator.get_state())
+    assert (env.reset()["obs"] == twin.reset()["obs"]).all()
 
 
 @pytest.mark.parametrize("mode", ["interval", "reset"])
@@ -111,13 +140,13 @@ def test_a_step_is_repeated_as_it_was_whatever_wrote_to_its_rows_since(tmp_path,
     with pytest.raises(NonFiniteError, match="observation 'obs' is not finite"):
         drive(env, 6)
     path = tmp_path / "dumps" / "nan_dump_5.pt"
-    for line in replay_dump(path).splitlines()[1:]:
+    for line in replay_dump(path).report.splitlines()[1:]:
         assert ": physics is finite after the last step, the same as then, bit for bit" in line
         assert "; an event or a reset wrote to it since, and it was finite; " in line
     dump = load_dump(path)
     dump["models"].reverse()  # so the mass does matter
     torch.save(dump, path)
-    assert "NOT the same as then" in replay_dump(path)
+    assert "NOT the same as then" in replay_dump(path).report
 
 
 def test_a_failure_before_the_first_step_is_told_as_one(tmp_path):
@@ -129,7 +158,7 @@ def test_a_failure_before_the_first_step_is_told_as_one(tmp_path):
     env.spoilt = torch.nan
     with pytest.raises(NonFiniteError):
         env.reset()
-    report = replay_dump(tmp_path / "dumps" / "nan_dump_0.pt").splitlines()
+    report = replay_dump(tmp_path / "dumps" / "nan_dump_0.pt").report.splitlines()
     assert report[1] == "row 0: it had taken no step; its state was finite"
 
 
@@ -142,7 +171,7 @@ def test_an_error_without_rows_has_nothing_to_repeat(tmp_path):
     env = guarded(tmp_path, rewards={"unsure": RewardTermCfg(func=unsure, weight=1.0)})
     with pytest.raises(NonFiniteError):
         drive(env, 1)
-    report = replay_dump(tmp_path / "dumps" / "nan_dump_1.pt").splitlines()
+    report = replay_dump(tmp_path / "dumps" / "nan_dump_1.pt").report.splitlines()
     assert report[1:] == ["the error names no environments: there is nothing to repeat"]
 
 
@@ -155,7 +184,7 @@ def test_the_largest_values_say_what_they_are(tmp_path):
     env.backend.get_state_views()["qpos"][3, 0] = torch.inf
     with pytest.raises(NonFiniteError):
         env.step(root)
-    line = replay_dump(tmp_path / "dumps" / "nan_dump_2.pt").splitlines()[1]
+    line = replay_dump(tmp_path / "dumps" / "nan_dump_2.pt").report.splitlines()[1]
     told = line.partition("; largest value of each of the last states before it: ")[2].split(", ")
     assert told[1:] == ["qvel[1] -1e+04", "qpos[0] inf"]
     assert re.fullmatch(r"qvel\[[01]\] \S+", told[0])
@@ -166,7 +195,7 @@ def test_physics_without_named_fields_has_numbered_ones(tmp_path):
     dump = load_dump(path)
     dump["fields"] = {}
     torch.save(dump, path)
-    assert ": state[" in replay_dump(path).partition("largest value")[2]
+    assert ": state[" in replay_dump(path).report.partition("largest value")[2]
 
 
 # Dumps that are damaged --------------------------------------------------------------------------

@@ -60,11 +60,16 @@ def test_a_later_dump_does_not_replace_an_earlier_one(tmp_path):
 def test_a_replay_ends_in_the_same_failure(tmp_path, capsys):
     fail(guarded(tmp_path), [5])
     path = tmp_path / "dumps" / "nan_dump_3.pt"
-    report = replay_dump(path).splitlines()
+    report = replay_dump(path).report.splitlines()
     assert report[0].startswith("after 3 control steps with seed 0: physics left non-finite values")
     assert report[1].startswith("row 5: physics is not finite after the last step, the same as")
     assert cli.main(["replay-dump", str(path)]) == 0
     assert capsys.readouterr().out.splitlines() == report
+    dump = load_dump(path)
+    dump["ctrls"][-1] += 1.0
+    torch.save(dump, path)
+    assert cli.main(["replay-dump", str(path)]) == 1
+    assert "NOT the same as then" in capsys.readouterr().out
 
 
 def test_a_replay_uses_the_parameters_of_its_row(tmp_path):
@@ -82,12 +87,12 @@ def test_a_replay_uses_the_parameters_of_its_row(tmp_path):
     with pytest.raises(NonFiniteError, match="reward terms are not finite"):
         drive(env, 4)
     path = tmp_path / "dumps" / "nan_dump_4.pt"
-    for line in replay_dump(path).splitlines()[1:]:
+    for line in replay_dump(path).report.splitlines()[1:]:
         assert ": physics is finite after the last step, the same as then, bit for bit" in line
     dump = load_dump(path)
     dump["models"].reverse()
     torch.save(dump, path)
-    assert "NOT the same as then" in replay_dump(path)
+    assert "NOT the same as then" in replay_dump(path).report
 
 
 def test_an_error_of_another_kind_leaves_no_dump(tmp_path):

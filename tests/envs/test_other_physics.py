@@ -243,5 +243,5 @@ def test_a_dump_is_replayed_by_the_physics_that_left_it(tmp_path):
     path = tmp_path / "nan_dump_3.pt"
     with pytest.raises(ConfigError, match=r"left by Carts: replay it with .*replay_dump\(path, C"):
         replay_dump(path)
-    report = replay_dump(path, Carts)
+    report = replay_dump(path, Carts).report
     assert "row 2: physics is not finite after the last step, the same as then" in report

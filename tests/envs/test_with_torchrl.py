@@ -31,6 +31,12 @@ def test_rollout_gives_one_row_an_environment_and_one_column_a_step(tmp_path):
     assert data["next", "truncated"][0, :, 0].nonzero().flatten().tolist() == [4, 9]
 
 
+def test_an_environment_prints_its_sizes():
+    env = unilab.make("pendulum_swingup", num_envs=2, seed=0)
+    assert repr(env) == "ManagerBasedRlEnv(num_envs=2, obs=3, action=1, device=cpu)"
+    assert repr(env) in repr(TransformedEnv(env, StepCounter()))
+
+
 def test_rollout_stops_at_the_first_done(tmp_path):
     assert twins(tmp_path).rollout(100).shape == (4, 5)
 

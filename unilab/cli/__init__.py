@@ -31,7 +31,10 @@ _MAX_ROBOTS, _MAX_SECONDS = 100_000, 86_400
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit code, 2 for an expected error, 130 for Ctrl-C.
+    """Runs the command line.
+
+    Returns the exit code: 1 for a dump that does not repeat, 2 for an expected error, 130 for
+    Ctrl-C.
 
     SIGTERM ends a command like Ctrl-C does, with 143, so that nothing half-written stays behind.
 
@@ -45,27 +48,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
     try:
         with _ended_by_sigterm():
-            _run(args)
+            return _run(args)
     except UnilabError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         return 130
-    return 0
 
 
-def _run(args: argparse.Namespace) -> None:
+def _run(args: argparse.Namespace) -> int:
     if args.command == "list":
         _list()
     elif args.command == "replay-dump":
-        print(replay_dump(args.dump))
+        replay = replay_dump(args.dump)
+        print(replay.report)
+        return 0 if replay.same else 1
     elif args.command == "export":
         export_run(args.run, args.out, program=running_program())
     elif args.command == "play":
         play_run(**{name: value for name, value in vars(args).items() if name != "command"})
     else:
         print(plot_learning_curve(args.run, args.out))
+    return 0
 
 
 @contextlib.contextmanager

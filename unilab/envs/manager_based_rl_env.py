@@ -234,6 +234,13 @@ class ManagerBasedRlEnv(TorchEnv):
         self.metrics_manager.compute()
         return reward, terminated, truncated
 
+    def _on_refused_reset(self, error: BaseException, rows: Tensor) -> None:
+        if isinstance(error, NonFiniteError):
+            event = self.event_manager.culprit(rows)
+            if event is not None:
+                error.add_note(f"What is not finite comes from event {event!r}.")
+            self._on_fault(error)
+
     def _on_fault(self, error: BaseException) -> None:
         if self._guard is not None and isinstance(error, NonFiniteError):
             try:
@@ -254,7 +261,6 @@ class ManagerBasedRlEnv(TorchEnv):
     def _stage_reset(self, rows: Tensor) -> None:
         self.scene.stage_reset(rows)
         self.event_manager.stage_reset(rows)
-        self.scene.staged.validate()
 
     def _discard_reset(self) -> None:
         self.scene.discard_staged()

@@ -224,15 +224,22 @@ def _shapes(dump: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     return {**steps, "after": (rows,), "last": (rows,)}
 
 
-def replay_dump(path: str | Path, backend: type[SimBackend] = MujocoBackend) -> str:
+@dataclass(frozen=True)
+class DumpReplay:
+    """What the repetition of a dump's steps came to."""
+
+    report: str
+    """What was found then and now; a line for each row."""
+    same: bool
+    """Whether every row that took its step ended as it did then, bit for bit."""
+
+
+def replay_dump(path: str | Path, backend: type[SimBackend] = MujocoBackend) -> DumpReplay:
     """Repeat the last control step of every row of a dump.
 
     Args:
         path: the file.
         backend: the physics that left it.
-
-    Returns:
-        A report: what was found then, and whether the repetition ends in the same state.
 
     Raises:
         ConfigError: the file cannot be read or replayed, or other physics left it.
@@ -248,33 +255,37 @@ def replay_dump(path: str | Path, backend: type[SimBackend] = MujocoBackend) -> 
     ]
     if not dump["rows"]:
         lines.append("the error names no environments: there is nothing to repeat")
+    same = True
     for i, row in enumerate(dump["rows"]):
         try:
-            lines.append(f"row {row}: {_repeated(dump, i, backend)}")
+            found, repeats = _repeated(dump, i, backend)
         except Exception as error:  # whatever a simulator raises
             raise ConfigError(f"{path}: row {row} cannot be replayed: {error}") from error
-    return "\n".join(lines)
+        lines.append(f"row {row}: {found}")
+        same &= repeats
+    return DumpReplay("\n".join(lines), same)
 
 
-def _repeated(dump: dict[str, Any], i: int, backend: type[SimBackend]) -> str:
-    """What the repetition of a row's last step comes to, and what led to it."""
+def _repeated(dump: dict[str, Any], i: int, backend: type[SimBackend]) -> tuple[str, bool]:
+    """What the repetition of a row's last step comes to and what led to it; whether it repeats."""
     states, last = dump["states"][:, i], dump["last"][i]
     if not len(states):
-        return f"it had taken no step; its state was {_finite(last)}"
-    ctrl = dump["ctrls"][-1, i]
+        return f"it had taken no step; its state was {_finite(last)}", True
+    ctrl, same = dump["ctrls"][-1, i], True
     if dump["stepped"]:
         after = backend.replay(
             dump["models"][i].numpy().tobytes(), states[-1], ctrl.double(), dump["nstep"]
         )
-        same = "the same" if _same(after, dump["after"][i]) else "NOT the same"
-        found = f"physics is {_finite(after)} after the last step, {same} as then, bit for bit"
+        same = _same(after, dump["after"][i])
+        verdict = "the same" if same else "NOT the same"
+        found = f"physics is {_finite(after)} after the last step, {verdict} as then, bit for bit"
         if not _same(last, dump["after"][i]):
             found += f"; an event or a reset wrote to it since, and it was {_finite(last)}"
     else:
         values = " ".join(f"{value:.3g}" for value in ctrl)
         found = f"physics did not take the last step, whose controls are {_finite(ctrl)}: {values}"
     largest = ", ".join(_largest(state, dump["fields"]) for state in states[-5:])
-    return f"{found}; largest value of each of the last states before it: {largest}"
+    return f"{found}; largest value of each of the last states before it: {largest}", same
 
 
 def _largest(state: Tensor, fields: dict[str, list[int]]) -> str:

@@ -104,6 +104,12 @@ class TorchEnv(EnvBase):
             for group, width in self.obs_groups_spec.items()
         }
 
+    def extra_repr(self) -> str:
+        """What ``repr`` shows: how many, the widths of observations and actions, where."""
+        widths = {**self.obs_groups_spec, "action": self._action_shape[-1]}
+        shown = {"num_envs": self.num_envs, **widths, "device": self.device}
+        return ", ".join(f"{name}={value}" for name, value in shown.items())
+
     def set_output_dir(self, path: str) -> None:
         """Choose the folder of what the environment writes, if it writes anything.
 
@@ -155,6 +161,9 @@ class TorchEnv(EnvBase):
 
     def _after_reset(self, rows: Tensor) -> None:
         """Look at the episodes that have begun in some rows."""
+
+    def _on_refused_reset(self, error: BaseException, rows: Tensor) -> None:
+        """Look into a reset that failed before the write; what this draws is drawn again."""
 
     def _on_fault(self, error: BaseException) -> None:
         """Keep what may explain a failure, before the environment is given up."""
@@ -296,9 +305,15 @@ class TorchEnv(EnvBase):
                 if rows.shape[0]:
                     self._stage_reset(rows)
                     self._end_episodes(rows)
-            except BaseException:
+            except BaseException as error:
                 self._discard_reset()
                 self.generator.set_state(before)
+                self._on_refused_reset(error, rows)
+                self.generator.set_state(before)
+                error.add_note(
+                    f"The reset, after {self.common_step_counter} control steps, wrote nothing: "
+                    "the environment is as it was before."
+                )
                 raise
             try:
                 if rows.shape[0]:

@@ -73,8 +73,11 @@ class Transaction:
             )
         self.writes.append(write)
 
-    def validate(self) -> None:
+    def validate(self, writer: str) -> None:
         """Check the whole payload before anything is written.
+
+        Args:
+            writer: what staged it, for messages.
 
         Raises:
             NonFiniteError: a staged value is not finite; nothing was written.
@@ -83,7 +86,7 @@ class Transaction:
             if not is_finite(write.value):
                 bad = self.rows[bad_rows(write.value)]
                 raise NonFiniteError(
-                    f"an event staged non-finite {write.what} for rows {bad.tolist()}: "
+                    f"{writer} staged non-finite {write.what} for rows {bad.tolist()}: "
                     "nothing was written",
                     bad.tolist(),
                 )
@@ -91,7 +94,7 @@ class Transaction:
             return
         bad = self.rows[bad_rows(torch.cat((self.qpos, self.qvel), dim=1))]
         raise NonFiniteError(
-            f"a reset or interval event staged non-finite state for rows {bad.tolist()}: "
+            f"{writer} staged non-finite state for rows {bad.tolist()}: "
             "nothing was written",
             bad.tolist(),
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from unilab.envs.checks import check_fields
 from unilab.envs.managers.countdown import Countdown, check_waiting
 from unilab.envs.managers.term import Term, bind_term
-from unilab.errors import ConfigError, did_you_mean
+from unilab.errors import ConfigError, NonFiniteError, did_you_mean
 
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
@@ -75,16 +76,11 @@ class EventManager:
 
     def startup(self) -> None:
         """Run the startup events on every environment."""
-        env, scene = self._env, self._env.scene
+        env = self._env
         everyone = torch.arange(env.num_envs, device=env.device)
         for term in self._terms["startup"]:
-            scene.stage_current(everyone)
-            try:
+            with self._writing(term, everyone):
                 term.first(env, everyone)
-                scene.staged.validate()
-                scene.commit_staged()
-            finally:
-                scene.discard_staged()
 
     def prepare(self) -> None:
         """Run every reset and interval event once without a write, so that a bad one fails now."""
@@ -96,20 +92,46 @@ class EventManager:
             with torch.inference_mode():
                 for term in self._terms["reset"]:
                     term.first(env, everyone)
-            scene.staged.validate()
+                    scene.staged.validate(_called(term))
             for term in self._terms["interval"]:
                 scene.stage_current(everyone)
                 term.first(env, everyone)
-                scene.staged.validate()
+                scene.staged.validate(_called(term))
         finally:
             scene.discard_staged()
             env.generator.set_state(before)
 
     def stage_reset(self, rows: Tensor) -> None:
-        """Run the reset events on the rows of the open transaction."""
+        """Run the reset events on the rows of the open transaction, and check what they staged.
+
+        Raises:
+            NonFiniteError: it is not finite.
+        """
         with torch.inference_mode():
             for term in self._terms["reset"]:
                 term(self._env, rows)
+        self._env.scene.staged.validate("a reset event")
+
+    def culprit(self, rows: Tensor) -> str | None:
+        """Which reset event stages what is not finite: they are run again, each checked.
+
+        Returns:
+            its name; None if that does not happen again.
+        """
+        scene = self._env.scene
+        try:
+            scene.stage_reset(rows)
+            with torch.inference_mode():
+                for term in self._terms["reset"]:
+                    term(self._env, rows)
+                    scene.staged.validate(_called(term))
+        except NonFiniteError:
+            return term.name
+        except Exception:  # of the second run, which is none of the caller's
+            return None
+        finally:
+            scene.discard_staged()
+        return None
 
     def reset(self, rows: Tensor) -> None:
         """Draw new intervals for environments that begin an episode."""
@@ -133,17 +155,29 @@ class EventManager:
             rows = rows[~scene.diverged[rows]]
             if not rows.shape[0]:
                 continue
-            scene.stage_current(rows)
-            try:
+            with self._writing(term, rows):
                 term(self._env, rows)
-                scene.staged.validate()
-                scene.commit_staged()
-            finally:
-                scene.discard_staged()
             written.append(rows)
         return torch.cat(written).unique() if written else None
+
+    @contextmanager
+    def _writing(self, term: Term, rows: Tensor) -> Iterator[None]:
+        """A transaction on the current state, for what an event does in the block."""
+        scene = self._env.scene
+        scene.stage_current(rows)
+        try:
+            yield
+            scene.staged.validate(_called(term))
+            scene.commit_staged()
+        finally:
+            scene.discard_staged()
 
     def __str__(self) -> str:
         lines = ["events"]
         lines += [f"  {t.name:<28} {mode}" for mode, ts in self._terms.items() for t in ts]
         return "\n".join(lines)
+
+
+def _called(term: Term) -> str:
+    """What messages call a term."""
+    return f"event {term.name!r}"

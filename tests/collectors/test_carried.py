@@ -18,6 +18,7 @@ from torchrl.modules import GRUModule, LSTMModule, OrnsteinUhlenbeckProcessModul
 from unilab.collectors import PipelinedCollector
 from unilab.errors import CollectorError
 
+pytestmark = pytest.mark.usefixtures("warm_start")
 N = 3
 
 

@@ -34,6 +34,7 @@ from unilab.errors import CollectorError, ConfigError, PlacementError
 from unilab.modules import FlashSACActor, FlashSACPolicy
 from unilab.record import metric
 
+pytestmark = pytest.mark.usefixtures("warm_start")
 N = 3
 make_pendulum = unilab.registry.factory(
     "pendulum_swingup", num_envs=N, seed=0, overrides={"episode_length_s": 0.3, "num_threads": 1}

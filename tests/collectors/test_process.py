@@ -22,6 +22,7 @@ import unilab
 from unilab.collectors import EnvProcess, PipelinedCollector
 from unilab.errors import CollectorError
 
+pytestmark = pytest.mark.usefixtures("warm_start")
 N = 3
 ROOT = Path(unilab.__file__).parents[1]
 

@@ -26,6 +26,7 @@ from unilab.collectors.worker import Phase, Word
 from unilab.errors import CollectorError
 from unilab.trainers import AsyncRunner
 
+pytestmark = pytest.mark.usefixtures("warm_start")
 ROOT = Path(unilab.__file__).parents[1]
 
 

@@ -1,0 +1,35 @@
+"""What tests of collectors share."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture
+def nothing_left() -> Iterator[None]:
+    """No process, descriptor, thread, shared memory or semaphore more than before.
+
+    POSIX semaphores are mapped from /dev/shm, as named memory is.
+    """
+
+    def held() -> dict[str, Any]:
+        gc.collect()
+        return {
+            "descriptors": len(os.listdir("/proc/self/fd")),
+            "threads": threading.active_count(),
+            "segments": Path("/proc/self/maps").read_text().count("unilab-ring"),
+            "named": Path("/proc/self/maps").read_text().count("/dev/shm/"),
+            "system v": [Path(f"/proc/sysvipc/{kind}").read_text() for kind in ("shm", "sem")],
+            "children": Path(f"/proc/self/task/{os.getpid()}/children").read_text(),
+        }
+
+    before = held()
+    yield
+    assert held() == before

@@ -25,6 +25,7 @@ TINY = [
     "algo.total_frames=160",
     "algo.algo_params.actor_hidden_dim=16",
     "algo.algo_params.critic_hidden_dim=16",
+    "algo.algo_params.compile=false",
     "training.eval_num_envs=2",
     "training.eval_interval=null",
     "training.num_threads=1",

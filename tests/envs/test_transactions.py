@@ -11,6 +11,7 @@ from envs.tables import ON_TWINS, act, drive, go2, physics_state, twins, twins_c
 
 from unilab.envs import EventTermCfg, ManagerBasedRlEnv, ObservationTermCfg, RewardTermCfg
 from unilab.envs.managers.term import writes
+from unilab.envs.transaction import StagedWrite, Transaction
 from unilab.errors import ConfigError, EnvFaultedError, NonFiniteError
 
 
@@ -219,6 +220,8 @@ def write_masses(env, env_ids, index, shape, on, asset_cfg=None):
         ((torch.tensor([1, 9]),), (4, 2), r"at \[1, 9\]: expected indices below 4"),
         ((torch.tensor([1]), 0), (4, 1), "with 2 indices: it has 1"),
         ((torch.tensor([True]),), (4, 1), r"expected indices \[m\]"),
+        (([1, 2],), (4, 2), r"at \[1, 2\]: expected indices \[m\]"),
+        ((torch.tensor([[1]]),), (4, 1), r"at tensor\(\[\[1\]\]\): expected indices \[m\]"),
     ],
 )
 def test_a_write_that_does_not_fit_is_refused_before_anything_is_written(
@@ -313,3 +316,21 @@ def test_a_root_is_written_a_row_for_each_environment(what):
         ConfigError, match=rf"^event term 'bad': {what} was written with .*: expect"
     ):
         go2(events={"bad": EventTermCfg(func=write, mode="reset")})
+
+
+def test_indices_of_different_lengths_are_refused_and_one_goes_with_any():
+    transaction = Transaction(torch.arange(3), torch.zeros(3, 1), torch.zeros(3, 1), reset=True)
+    field = torch.zeros(5, 4, 4)
+
+    def stage(first: torch.Tensor, second: torch.Tensor | int, width: int) -> None:
+        value = torch.ones(3, width)
+        transaction.stage(StagedWrite(field, (first, second), value, "field", derives=False))
+
+    with pytest.raises(ConfigError, match="field was written at 3 and 2 indices: give as many"):
+        stage(torch.arange(2), torch.arange(3), 3)
+    stage(torch.arange(2), torch.arange(2), 2)
+    stage(torch.arange(2), torch.tensor([1]), 2)
+    stage(torch.tensor([1]), torch.arange(4), 4)
+    stage(torch.arange(3), 2, 3)
+    for write in transaction.writes:  # what was taken can be written
+        field[(transaction.rows.unsqueeze(1), *write.index)] = write.value

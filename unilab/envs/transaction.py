@@ -55,17 +55,20 @@ class Transaction:
                 f"{write.what} was written with {len(write.index)} indices: "
                 f"it has {write.target.ndim - 1}"
             )
+        places = 1
         for index, size in zip(write.index, columns, strict=True):
-            at = torch.as_tensor(index)
-            if at.dtype not in (torch.int32, torch.int64) or at.ndim > 1:
-                raise ConfigError(f"{write.what} was written at {index}: expected indices [m]")
-            if at.numel() and not -size <= int(at.min()) <= int(at.max()) < size:
+            at = _places(write.what, index)
+            if at and not -size <= min(at) <= max(at) < size:
                 raise ConfigError(
-                    f"{write.what} was written at {at.tolist()}: expected indices below {size}"
+                    f"{write.what} was written at {at}: expected indices below {size}"
                 )
-        n = self.rows.shape[0]
-        placed = torch.broadcast_shapes((n, 1), *(torch.as_tensor(i).shape for i in write.index))
-        shape = (*placed, *write.target.shape[1 + len(write.index) :])
+            if len(at) != 1:
+                if places not in (1, len(at)):
+                    raise ConfigError(
+                        f"{write.what} was written at {len(at)} and {places} indices: give as many"
+                    )
+                places = len(at)
+        shape = (self.rows.shape[0], places, *write.target.shape[1 + len(write.index) :])
         if tuple(write.value.shape) != shape:
             raise ConfigError(
                 f"{write.what} was written with values of shape {tuple(write.value.shape)}: "
@@ -94,8 +97,7 @@ class Transaction:
             return
         bad = self.rows[bad_rows(torch.cat((self.qpos, self.qvel), dim=1))]
         raise NonFiniteError(
-            f"{writer} staged non-finite state for rows {bad.tolist()}: "
-            "nothing was written",
+            f"{writer} staged non-finite state for rows {bad.tolist()}: nothing was written",
             bad.tolist(),
         )
 
@@ -116,3 +118,13 @@ class Transaction:
         if any(write.derives for write in self.writes):
             backend.set_const(self.rows)
         backend.set_state_tensor(self.rows, self.qpos, self.qvel, reset=self.reset)
+
+
+def _places(what: str, index: Tensor | int) -> list[int]:
+    """The columns that an index names, as numbers: reductions of short tensors are slow."""
+    if isinstance(index, int) and not isinstance(index, bool):
+        return [index]
+    integers = (torch.int32, torch.int64)
+    if not isinstance(index, Tensor) or index.dtype not in integers or index.ndim > 1:
+        raise ConfigError(f"{what} was written at {index}: expected indices [m]")
+    return index.reshape(-1).tolist()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from unilab.collectors import PipelinedCollector
 
 
 @pytest.fixture
@@ -33,3 +35,16 @@ def nothing_left() -> Iterator[None]:
     before = held()
     yield
     assert held() == before
+
+
+@pytest.fixture
+def pipelined() -> Iterator[Callable[..., PipelinedCollector]]:
+    made: list[PipelinedCollector] = []
+
+    def make(*args: Any, **kwargs: Any) -> PipelinedCollector:
+        made.append(PipelinedCollector(*args, **kwargs))
+        return made[-1]
+
+    yield make
+    for collector in made:
+        collector.shutdown()

@@ -8,18 +8,17 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
 import pytest
 import torch
+from reference.collecting import assert_same, sync
 from reference.counting import Counting
 from reference.pendulum import pendulum
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import nn
-from torchrl.collectors import Collector
 from torchrl.data import LazyTensorStorage, ListStorage, ReplayBuffer
 from torchrl.envs import Compose, InitTracker, StepCounter, TransformedEnv, VecNormV2
 from torchrl.envs.utils import ExplorationType
@@ -45,36 +44,6 @@ def explorer() -> FlashSACPolicy:
     """The same weights and noise at every call, and the global generator where it was."""
     torch.manual_seed(0)
     return FlashSACPolicy(FlashSACActor(3, 1, hidden_dim=8, num_blocks=1))
-
-
-def sync(make: Callable[[], Any], policy: Any, **kwargs: Any) -> Collector:
-    env = make()
-    if "is_init" not in env.observation_spec:
-        env = TransformedEnv(env, InitTracker())
-    return Collector(env, policy, trust_policy=True, **kwargs)
-
-
-@pytest.fixture
-def pipelined() -> Iterator[Callable[..., PipelinedCollector]]:
-    made: list[PipelinedCollector] = []
-
-    def make(*args: Any, **kwargs: Any) -> PipelinedCollector:
-        made.append(PipelinedCollector(*args, **kwargs))
-        return made[-1]
-
-    yield make
-    for collector in made:
-        collector.shutdown()
-
-
-def assert_same(ours: Iterable[TensorDictBase], theirs: Iterable[TensorDictBase]) -> None:
-    for a, b in zip(ours, theirs, strict=True):
-        assert a.batch_size == b.batch_size
-        assert a.names == b.names
-        assert set(a.keys(True, True)) == set(b.keys(True, True))
-        for key in a.keys(True, True):
-            assert a[key].dtype == b[key].dtype, key
-            assert torch.equal(a[key], b[key]), key
 
 
 @pytest.mark.parametrize("ticks", [1, 3])
@@ -496,6 +465,18 @@ def test_an_interruptor_ends_the_wait_and_iteration_can_be_taken_up_again(pipeli
     assert [batch["next", "obs"][0, 0, 1].item() for batch in collector] == [1, 2]
 
 
+def test_an_interruptor_is_asked_at_each_tick_however_fast_the_environment_is(pipelined):
+    class Interruptor:
+        asked = 0
+
+        def collection_stopped(self) -> bool:
+            self.asked += 1
+            return self.asked > 4
+
+    collector = pipelined(Counting(), None, frames_per_batch=N, interruptor=Interruptor())
+    assert [batch["obs"][0, 0, 1].item() for batch in collector] == [0, 1, 2, 3]
+
+
 def test_a_policy_that_gives_no_action_is_named(pipelined):
     collector = pipelined(Counting(), lambda td: td, frames_per_batch=N)
     with pytest.raises(CollectorError, match="the policy gave no 'action'"):
@@ -506,7 +487,7 @@ def test_a_policy_that_gives_no_action_is_named(pipelined):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"frames_per_batch": 0}, "frames_per_batch=0: expected at least 1"),
+        ({"frames_per_batch": 0}, "frames_per_batch=0: expected an integer of at least 1"),
         ({"policy": nn.Linear(2, 1)}, r"policy is a Linear without in_keys.*TensorDictModule\("),
         ({"placement": "cpu"}, "placement='cpu': expected a Placement, such as resolve_collector"),
         ({"make_env": Counting()()}, "make_env is a CountingEnv: give a function that makes the"),

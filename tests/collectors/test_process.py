@@ -16,7 +16,7 @@ import pytest
 import torch
 from reference.awkward import Drawing, Laden, Mute, Obliging, Remembering, making
 from torchrl.collectors import Collector
-from torchrl.envs import StepCounter, TransformedEnv
+from torchrl.envs import StepCounter, TransformedEnv, VecNormV2
 
 import unilab
 from unilab.collectors import EnvProcess, PipelinedCollector
@@ -135,6 +135,27 @@ def test_an_argument_that_cannot_be_sent_says_so_and_nothing_is_lost(process):
     assert env.call("echo", 3) == 3
 
 
+def test_a_call_that_fails_is_told_and_ends_nothing(process):
+    env = process(making(Obliging))
+    with pytest.raises(CollectorError, match=r"(?s)call from .*: Attrib.*'ecko'.*\nTraceback "):
+        env.call("ecko", 3)
+    assert env.call("echo", 3) == 3
+
+
+def test_a_state_of_another_environment_is_refused_and_nothing_of_it_loaded(process):
+    def normalised() -> TransformedEnv:
+        return TransformedEnv(making(Obliging)(), VecNormV2(["obs"]))
+
+    collector = PipelinedCollector(
+        process(making(Obliging)), frames_per_batch=N, total_frames=3 * N
+    )
+    other = PipelinedCollector(process(normalised), frames_per_batch=N, total_frames=3 * N)
+    list(other)
+    with pytest.raises(CollectorError, match=r"in a call from the learner: RuntimeError: .*load"):
+        collector.load_state_dict(other.state_dict())
+    assert len(list(collector)) == 3
+
+
 SCRIPT = """
 from dataclasses import dataclass
 
@@ -190,6 +211,26 @@ collector.shutdown()
 def test_an_environment_with_a_plain_close_is_closed_without_a_traceback():
     done = run(CLOSING.format(faults=""))
     assert (done.stdout, "Traceback" in done.stderr) == ("closed\n", False), done.stderr
+
+
+SEMAPHORES = """
+from reference.counting import Counting
+from torchrl.envs import TransformedEnv, VecNormV2
+from unilab.collectors import PipelinedCollector
+
+def normalised():
+    return TransformedEnv(Counting()(), VecNormV2(["obs"]))
+
+collector = PipelinedCollector(normalised, frames_per_batch=3, total_frames=3)
+list(collector)
+collector.shutdown()
+"""
+
+
+def test_semaphores_of_the_environment_are_freed_without_a_word():
+    done = run(SEMAPHORES)
+    assert "leaked" not in done.stderr, done.stderr
+    assert done.returncode == 0
 
 
 def test_an_environment_that_fails_to_close_says_only_that():

@@ -40,7 +40,7 @@ def ring(layout: Layout, num_slots: int = 4) -> Ring:
 
 
 def fill(ring: Ring, ticks: int) -> None:
-    keys = ring.layout.root_keys + ring.layout.action_keys + ring.layout.next_keys
+    keys = ring.layout.root_keys + ring.layout.input_keys + ring.layout.next_keys
     for tick in range(ticks):
         ring.write(tick, transition(tick), keys)
 
@@ -108,7 +108,7 @@ def test_an_entry_that_changes_is_refused(layout, change, message):
 
 def test_an_entry_that_is_missing_is_refused(layout):
     with pytest.raises(CollectorError, match="the policy gave no 'action', which the specs"):
-        ring(layout).write(0, transition().exclude("action"), layout.action_keys, "the policy")
+        ring(layout).write(0, transition().exclude("action"), layout.input_keys, "the policy")
 
 
 def test_an_entry_that_is_no_tensor_is_refused():

@@ -114,6 +114,28 @@ def test_c15_a_learner_killed_leaves_no_process_and_no_shared_memory():
     wait_until(lambda: not any(map(running, pids)), 5.0)
 
 
+CLOSED = """
+import os
+for fd in range(3):
+    os.close(fd)
+from reference.counting import Counting
+from unilab.collectors import PipelinedCollector
+
+collector = PipelinedCollector(Counting(), frames_per_batch=3, total_frames=6)
+batches = len(list(collector))
+collector.shutdown()
+os._exit(batches)
+"""
+
+
+def test_a_learner_whose_standard_streams_are_closed_can_have_one():
+    done = subprocess.run(
+        [sys.executable, "-c", CLOSED],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])},
+    )
+    assert done.returncode == 2
+
+
 SCRIPT = """
 import torch
 import unilab

@@ -159,6 +159,54 @@ def test_c15_closing_twice_is_harmless_and_closes_the_environment(nothing_left, 
         collector.env.call("close")
 
 
+def test_c15_a_collector_closed_by_another_thread_while_it_waits_says_so():
+    collector = PipelinedCollector(Counting(faults={"slow_step": 600.0}), frames_per_batch=N)
+    waits = threading.Thread(
+        target=lambda: (
+            wait_until(lambda: collector.env.block.header[Word.PHASE] == Phase.STEP),
+            collector.shutdown(0.0),
+        )
+    )
+    waits.start()
+    with pytest.raises(CollectorError, match="the collector is closed: make a new one"):
+        next(iter(collector))
+    waits.join()
+
+
+def test_c15_an_environment_that_failed_is_closed_as_well(nothing_left, tmp_path):
+    """It may have processes of its own."""
+    mark = tmp_path / "closed"
+    with pytest.raises(CollectorError, match="broken on purpose"):
+        collect(Counting(faults={"raise": 2, "mark": str(mark)}))
+    assert mark.exists()
+
+
+def test_c15_a_fork_of_the_learner_neither_ends_the_collector_nor_holds_it_up(
+    nothing_left, tmp_path
+):
+    """As workers of a data loader are."""
+    mark = tmp_path / "closed"
+    collector = PipelinedCollector(Counting(faults={"mark": str(mark)}), frames_per_batch=N)
+    next(iter(collector))
+    collected, told = os.pipe()
+    fork = os.fork()
+    if not fork:
+        collector.env._finalizer()  # as at its exit
+        os.write(told, b"x")
+        signal.pause()
+        os._exit(0)
+    os.read(collected, 1)
+    assert next(iter(collector))["obs"][0, 0, 1] == 1
+    began = time.monotonic()
+    collector.shutdown()
+    assert time.monotonic() - began < 4.0
+    assert mark.exists()
+    os.kill(fork, signal.SIGKILL)
+    os.waitpid(fork, 0)
+    os.close(collected)
+    os.close(told)
+
+
 def test_c15_a_collector_that_is_forgotten_ends_its_process(nothing_left):
     collector = PipelinedCollector(Counting(), frames_per_batch=N)
     next(iter(collector))

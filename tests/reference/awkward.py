@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
+from torchrl.data import Binary, Bounded, Categorical, Composite, OneHot, Unbounded
 
 from reference.counting import CountingEnv
 
@@ -76,6 +77,77 @@ class PlainClose(CountingEnv):
 class Unspeakable(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no text")
+
+
+class Choosing(CountingEnv):
+    """Takes one of four actions, as a one-hot."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.action_spec = OneHot(4, shape=(len(self.rows), 4))
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        choice = tensordict["action"].float().argmax(-1, keepdim=True)
+        return super()._step(tensordict.copy().set("action", choice / 4.0))
+
+
+class Choosy(CountingEnv):
+    """Takes a number below four, and says which one it takes next."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        n = len(self.rows)
+        self.action_spec = Categorical(4, shape=(n,))
+        self.observation_spec["action_mask"] = Binary(4, shape=(n, 4), dtype=torch.bool)
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        action = tensordict["action"].unsqueeze(-1) / 4.0
+        return self._with_mask(super()._step(tensordict.copy().set("action", action)))
+
+    def _reset(self, *args: Any, **kwargs: Any) -> TensorDictBase:
+        return self._with_mask(super()._reset(*args, **kwargs))
+
+    def _with_mask(self, tensordict: TensorDictBase) -> TensorDictBase:
+        return tensordict.set("action_mask", torch.arange(4) == self.count % 4)
+
+
+class Agents(CountingEnv):
+    """Two agents in each row, in a TensorDict of their own."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        n = len(self.rows)
+
+        def agents(**specs: Any) -> Composite:
+            return Composite(agents=Composite(specs, shape=(n, 2)), shape=(n,))
+
+        self.observation_spec = agents(obs=Unbounded((n, 2, 2)))
+        self.action_spec = agents(action=Bounded(-1.0, 1.0, (n, 2, 1)))
+        self.reward_spec = Unbounded((n, 1))
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        action = tensordict["agents", "action"].mean(1)
+        return self._shared_out(super()._step(tensordict.copy().set("action", action)))
+
+    def _reset(self, *args: Any, **kwargs: Any) -> TensorDictBase:
+        return self._shared_out(super()._reset(*args, **kwargs))
+
+    def _shared_out(self, tensordict: TensorDictBase) -> TensorDictBase:
+        obs = tensordict.pop("obs").unsqueeze(1).expand(-1, 2, -1).clone()
+        return tensordict.set("agents", TensorDict({"obs": obs}, obs.shape[:2]))
+
+
+class Guided(CountingEnv):
+    """Reads a goal that the policy gives beside the action."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        n = len(self.rows)
+        self.state_spec = Composite(goal=Unbounded((n, 1)), shape=(n,))
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        action = tensordict["action"] + tensordict["goal"]
+        return super()._step(tensordict.copy().set("action", action))
 
 
 class Mute(CountingEnv):

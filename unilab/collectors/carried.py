@@ -14,10 +14,10 @@ __all__ = ["Carried"]
 class Carried:
     """The policy's own entries, from one tick to the next.
 
-    The environment, in its process, never sees them. As in TorchRL's step, what the policy wrote at
-    the root is there again at the next tick, what it wrote under ``"next"`` comes to the root, and
-    an episode that begins starts from zeros, or from the environment's value where that has one (a
-    ``TensorDictPrimer``).
+    The environment, in its process, never sees them, but for what its ``state_spec`` names. As in
+    TorchRL's step, what the policy wrote at the root is there again at the next tick, what it wrote
+    under ``"next"`` comes to the root, and an episode that begins starts from zeros, or from the
+    environment's value where that has one (a ``TensorDictPrimer``).
 
     Args:
         layout: of what the environment reads and writes.
@@ -25,7 +25,7 @@ class Carried:
 
     def __init__(self, layout: Layout) -> None:
         self._environment = layout.root_keys
-        self._ring = frozenset((*layout.root_keys, *layout.action_keys))
+        self._ring = frozenset((*layout.root_keys, *layout.input_keys))
         self._empty = TensorDict({}, layout.batch_size)
         self._written = self._current = self._empty
 

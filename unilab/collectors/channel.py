@@ -6,6 +6,7 @@ import pickle
 import socket
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import cloudpickle
@@ -78,7 +79,10 @@ class Channel:
         return pickle.loads(body)
 
     def close(self) -> None:
-        """Close this end; a second call does nothing."""
+        """Close this end, which the other reads at once; a second call does nothing."""
+        # Closing alone would not tell it, while a fork of this process holds the socket as well.
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
     def _whole(self) -> bytes | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -20,7 +21,8 @@ __all__ = ["end", "end_quietly", "start"]
 
 def start(end: socket.socket, block: SharedBlock) -> subprocess.Popen[bytes]:
     """Start the process, which shares ``block`` and talks through ``end``."""
-    fds = (end.fileno(), block.fd)
+    # Never those of the standard streams, which a daemon may have closed.
+    fds = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) for fd in (end.fileno(), block.fd)]
     # Not multiprocessing's spawn: that imports the caller's script again, which a script without an
     # `if __name__ == "__main__"` guard does not survive.
     arguments = (json.dumps(sys.path), os.getpid(), *fds)
@@ -31,6 +33,8 @@ def start(end: socket.socket, block: SharedBlock) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, pass_fds=fds)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for fd in fds:
+            os.close(fd)
 
 
 def end(
@@ -53,8 +57,12 @@ def end(
         block.close()
 
 
-def end_quietly(process: subprocess.Popen[bytes], channel: Channel, block: SharedBlock) -> None:
-    """The same as a finalizer."""
+def end_quietly(
+    owner: int, process: subprocess.Popen[bytes], channel: Channel, block: SharedBlock
+) -> None:
+    """The same as a finalizer of the process ``owner``; a fork of it has no part in this."""
+    if os.getpid() != owner:
+        return
     # No caller could catch a KeyboardInterrupt: Python would print its traceback.
     with suppress(KeyboardInterrupt):
         end(process, channel, block, 5.0)

@@ -43,6 +43,14 @@ def _exit_with(learner: int) -> None:
 def _leave_to_the_learner(signum: int, frame: FrameType | None) -> None: ...
 
 
+def _open_streams() -> None:
+    """Have no later file take the place of a standard stream that is closed."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) < 3:
+        pass
+    os.close(fd)
+
+
 if __name__ == "__main__":
+    _open_streams()
     sys.path[:] = json.loads(sys.argv[1])
     main(*map(int, sys.argv[2:]))

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 from torchrl.collectors import BaseCollector
-from torchrl.data import ReplayBuffer, TensorStorage
+from torchrl.data import ReplayBuffer
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from unilab.collectors.placement import Placement, resolve_collector_tensor_placement
 from unilab.collectors.policy import Policy, check_policy, device_of
-from unilab.collectors.process import EnvProcess, Interrupted, Interruptor
+from unilab.collectors.process import EnvProcess, Interrupted, Interruptor, require_integer
 from unilab.collectors.spans import LEARNER_SPANS, Spans
 from unilab.collectors.ticks import Ticks
 from unilab.errors import ConfigError
@@ -44,7 +44,7 @@ class PipelinedCollector(BaseCollector):
     runs each loop body one batch late, random numbers included; with larger batches those of one
     whose caller runs it after the first tick of the next batch. A policy's own entries come back
     at the next tick and begin anew with the episode, where those of a ``Collector`` may not:
-    docs/guide/runtime.md has the cases.
+    docs/guide/runtime.md has the cases. One thread at a time may use it; any may shut it down.
 
     Args:
         make_env: makes the environment, any TorchRL one; or an :class:`EnvProcess` that has it.
@@ -60,13 +60,13 @@ class PipelinedCollector(BaseCollector):
             device. By default the ring is on the CPU and the policy where its parameters are.
         exploration_type: under which the policy acts.
         postproc: applied to each batch.
-        replay_buffer: extended with each batch, straight from shared memory where its storage
-            copies what it is given; None is yielded then.
+        replay_buffer: extended with each batch; None is yielded then.
         return_same_td: hand out the shared memory itself, valid until the next batch is asked
-            for, instead of a copy.
+            for, instead of a copy. A replay buffer must copy what it is given then, as those of
+            :func:`~unilab.data.make_replay_buffer` do; lists and ``MultiStepTransform`` keep it.
         track_traj_ids: number the episodes, in ``("collector", "traj_ids")``.
-        interruptor: asked while waiting for the environment; iteration ends when it says so, and
-            can be taken up again.
+        interruptor: asked at each tick and while waiting for the environment; iteration ends when
+            it says so, and can be taken up again.
         num_threads: torch's threads in the collector process, 1 by default.
         step_timeout_s: seconds after which a step counts as hung, 120 by default. Both are an
             :class:`EnvProcess`'s own where one is given.
@@ -75,9 +75,9 @@ class PipelinedCollector(BaseCollector):
         env: the :class:`EnvProcess`.
 
     Raises:
-        ConfigError: frames_per_batch is below 1, ``make_env`` no function, the policy none that
-            takes a TensorDict, or the placement no :class:`Placement`; or num_threads or
-            step_timeout_s is given beside an EnvProcess.
+        ConfigError: a number that is none of that kind, ``make_env`` no function, the policy none
+            that takes a TensorDict, a placement, exploration type or interruptor that is another
+            object; or num_threads or step_timeout_s is given beside an EnvProcess.
         PlacementError: the environment is not where the placement says.
         CollectorError: the environment could not be made or sent, or has a collector already.
             While iterating: the process died, raised or hangs; the message has its traceback.
@@ -113,9 +113,19 @@ class PipelinedCollector(BaseCollector):
         step_timeout_s: float | None = None,
     ) -> None:
         super().__init__()
-        if frames_per_batch < 1:
-            raise ConfigError(f"frames_per_batch={frames_per_batch}: expected at least 1")
+        frames = -1 if total_frames is None else require_integer("total_frames", total_frames)
+        require_integer("frames_per_batch", frames_per_batch, least=1)
+        require_integer("init_random_frames", init_random_frames or 0, least=0)
         check_policy(policy)
+        if not isinstance(exploration_type, ExplorationType):
+            raise ConfigError(
+                f"exploration_type={exploration_type!r}: expected an ExplorationType, such as "
+                "torchrl.envs.utils.ExplorationType.RANDOM"
+            )
+        if interruptor is not None and not hasattr(interruptor, "collection_stopped"):
+            raise ConfigError(
+                f"interruptor={interruptor!r}: expected an object with collection_stopped()"
+            )
         if not isinstance(placement, Placement | None):
             raise ConfigError(
                 f"placement={placement!r}: expected a Placement, such as "
@@ -136,7 +146,6 @@ class PipelinedCollector(BaseCollector):
         self.env.claim()
         self.interruptor = interruptor
         self.policy = policy
-        frames = -1 if total_frames is None else total_frames
         self.total_frames = float("inf") if frames < 0 else frames
         self.init_random_frames = init_random_frames or 0
         self.exploration_type = exploration_type
@@ -144,7 +153,7 @@ class PipelinedCollector(BaseCollector):
         self.replay_buffer = replay_buffer
         self.return_same_td = return_same_td
         self.track_traj_ids = track_traj_ids
-        self._action_specs = list(self.env.description.action_spec.items(True, True))
+        self._action_specs = dict(self.env.description.action_spec.items(True, True))
         n_envs = self.env.description.layout.batch_size.numel()
         self.frames_per_batch = -(-frames_per_batch // n_envs)
         self.requested_frames_per_batch = self.frames_per_batch * n_envs
@@ -205,7 +214,7 @@ class PipelinedCollector(BaseCollector):
                 return
             if self.postproc is not None:
                 batch = self.postproc(batch)
-            if not self._in_place:
+            if not self.return_same_td:
                 batch = batch.clone()
             if self.post_collect_hook is not None:
                 self.post_collect_hook(batch)
@@ -214,14 +223,6 @@ class PipelinedCollector(BaseCollector):
             else:
                 self.replay_buffer.extend(batch)
                 yield None
-
-    @property
-    def _in_place(self) -> bool:
-        """Whether whoever gets the batches may have the ring's own memory."""
-        if self.replay_buffer is None:
-            return self.return_same_td
-        # Other storages, of lists above all, keep what they are given.
-        return isinstance(self.replay_buffer.storage, TensorStorage)
 
     def shutdown(
         self,
@@ -282,12 +283,12 @@ class PipelinedCollector(BaseCollector):
                 f"PipelinedCollector returns, with {', '.join(_STATE)}; that of another collector "
                 "cannot be taken over"
             )
-        self._frames = state_dict["frames"]
-        self._iter = state_dict["iter"]
         if state_dict["env_state_dict"]:
             self.env.call("load_state_dict", state_dict["env_state_dict"])
         if state_dict["env_training_state"]:
             self.env.import_training_state(state_dict["env_training_state"])
+        self._frames = state_dict["frames"]
+        self._iter = state_dict["iter"]
         if not self._ticks.asked:
             self._ticks.number_from(state_dict["next_traj_id"])
 
@@ -297,6 +298,8 @@ class PipelinedCollector(BaseCollector):
         ticks = self._ticks
         ticks.begin()
         while ticks.due:
+            if self.interruptor is not None and self.interruptor.collection_stopped():
+                raise Interrupted
             self._ask(self._frames)
             ticks.receive()
         frames = self._frames + self.requested_frames_per_batch
@@ -316,7 +319,10 @@ class PipelinedCollector(BaseCollector):
         self._ticks.ask(self._draw if by_chance else self._infer)
 
     def _draw(self, carrier: TensorDictBase) -> TensorDictBase:
-        for key, spec in self._action_specs:
+        for key, mask in self.env.description.action_masks:
+            spec = self._action_specs[key]
+            spec.update_mask(carrier.get(mask).to(spec.device))
+        for key, spec in self._action_specs.items():
             carrier.set(key, spec.rand())
         return carrier
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import signal
 import socket
@@ -43,6 +44,19 @@ class Interruptor(Protocol):
         ...
 
 
+def require_integer(name: str, value: Any, *, least: int | None = None) -> int:
+    """A setting that counts something.
+
+    Raises:
+        ConfigError: it is no integer, or below ``least``; names it.
+    """
+    too_small = isinstance(value, int) and least is not None and value < least
+    if isinstance(value, bool) or not isinstance(value, int) or too_small:
+        at_least = "" if least is None else f" of at least {least}"
+        raise ConfigError(f"{name}={value!r}: expected an integer{at_least}")
+    return value
+
+
 class EnvProcess:
     """An environment in a process of its own.
 
@@ -66,7 +80,7 @@ class EnvProcess:
         spans: the process's own account of its time; can be read at any time, afterwards as well.
 
     Raises:
-        ConfigError: ``make_env`` is no function.
+        ConfigError: ``make_env`` is no function, or a number none of its kind.
         CollectorError: it cannot be pickled.
     """
 
@@ -83,6 +97,9 @@ class EnvProcess:
                 "environment, in the collector process; for several, one that returns a batch of "
                 "them, such as a SerialEnv"
             )
+        require_integer("num_threads", num_threads, least=1)
+        if not (isinstance(step_timeout_s, int | float) and step_timeout_s > 0.0):
+            raise ConfigError(f"step_timeout_s={step_timeout_s!r}: expected seconds, more than 0")
         try:
             payload = cloudpickle.dumps(make_env)
         except Exception as error:
@@ -113,7 +130,7 @@ class EnvProcess:
         finally:
             theirs.close()
         self._finalizer = weakref.finalize(
-            self, child.end_quietly, self._process, self._channel, self.block
+            self, child.end_quietly, os.getpid(), self._process, self._channel, self.block
         )
         self._readable, self._ready = select.poll(), select.poll()
         self._readable.register(ours, select.POLLIN)
@@ -221,7 +238,11 @@ class EnvProcess:
         return tick
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of the environment, after the step that may be under way."""
+        """Call a method of the environment, after the step that may be under way.
+
+        Raises:
+            CollectorError: the method raised; the message has its traceback. The process goes on.
+        """
         with self.uninterrupted():
             return self._result(self._ask(method, *args, **kwargs))
 
@@ -297,9 +318,12 @@ class EnvProcess:
 
     def _result(self, number: int) -> Any:
         while number not in self._results:
-            answered, result = self.receive("result")
+            answered, *result = self.receive("result")
             self._results[answered] = result
-        return self._results.pop(number)
+        value, failure = self._results.pop(number)
+        if failure is not None:
+            raise _failed("in a call from the learner", *failure)
+        return value
 
     def _send(self, message: Any) -> None:
         # An OSError: it is gone. What it had to say about that, if anything, is yet to be received.
@@ -319,18 +343,13 @@ class EnvProcess:
         self.require_open()
         try:
             kind, *answer = self._channel.receive(self._wait_for_more)
-        except (EOFError, ConnectionResetError):
+        except (EOFError, OSError):
+            self.require_open()  # It may have been closed meanwhile, by a signal's handler say.
             raise self._death() from None
         if kind == "error":
             where = self._where()
             self.close()
-            name, text, trace = answer
-            # Of NaN one may want to know: then it is the policy, rather than the environment.
-            cause = NonFiniteError(text) if name == NonFiniteError.__name__ else None
-            raise CollectorError(
-                f"the collector process failed {where}: {name}: {text}\n"
-                f"In the collector process:\n{trace.rstrip()}"
-            ) from cause
+            raise _failed(where, *answer)
         return kind, answer
 
     def _wait_for_more(self) -> None:
@@ -379,3 +398,15 @@ class EnvProcess:
     def _where(self) -> str:
         header = self.block.header
         return f"{PHASE_NAMES[Phase(header[Word.PHASE])]} (tick {header[Word.TICK]})"
+
+
+def _failed(where: str, name: str, text: str, trace: str) -> CollectorError:
+    """What something that was raised in the collector process becomes in this one."""
+    error = CollectorError(
+        f"the collector process failed {where}: {name}: {text}\n"
+        f"In the collector process:\n{trace.rstrip()}"
+    )
+    # Of NaN one may want to know: then it is the policy, rather than the environment.
+    error.__cause__ = NonFiniteError(text) if name == NonFiniteError.__name__ else None
+    error.__suppress_context__ = True
+    return error

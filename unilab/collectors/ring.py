@@ -37,12 +37,15 @@ class _Entry:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the entries of a transition lie in a slot: root, then action, then ``next``."""
+    """Where the entries of a transition lie in a slot: root, then inputs, then ``next``."""
 
     batch_size: torch.Size
     entries: tuple[_Entry, ...]
+    nested: tuple[tuple[NestedKey, torch.Size], ...]
+    """TensorDicts in it whose batch has more dimensions, and which; inner ones first."""
     root_keys: tuple[NestedKey, ...]
-    action_keys: tuple[NestedKey, ...]
+    input_keys: tuple[NestedKey, ...]
+    """The action, and whatever else the policy gives the environment."""
     next_keys: tuple[NestedKey, ...]
     root_bytes: int
     """End of the root entries."""
@@ -51,24 +54,24 @@ class Layout:
     slot_bytes: int
 
     @classmethod
-    def of(cls, transition: TensorDictBase, action_keys: list[NestedKey]) -> Layout:
+    def of(cls, transition: TensorDictBase, input_keys: list[NestedKey]) -> Layout:
         """The layout of slots that hold such a transition.
 
         Args:
             transition: ``[*batch]`` with every entry that an environment reads and writes.
-            action_keys: the entries that the learner writes.
+            input_keys: the entries that the learner writes.
 
         Raises:
             ConfigError: an entry is no tensor.
         """
         keys = list(transition.keys(True, True, is_leaf=is_leaf_nontensor))
-        actions = tuple(key for key in keys if key in action_keys)
+        inputs = tuple(key for key in keys if key in input_keys)
         after = tuple(key for key in keys if isinstance(key, tuple) and key[0] == "next")
-        root = tuple(key for key in keys if key not in actions and key not in after)
+        root = tuple(key for key in keys if key not in inputs and key not in after)
         entries: list[_Entry] = []
         ends = []
         end = 0
-        for group in (root, actions, after):
+        for group in (root, inputs, after):
             for key in group:
                 value = transition.get(key)
                 if not isinstance(value, Tensor):
@@ -79,7 +82,10 @@ class Layout:
                 entries.append(_Entry(key, value.shape, value.dtype, end))
                 end += -(-value.nbytes // _ALIGN) * _ALIGN
             ends.append(end)
-        return cls(transition.batch_size, tuple(entries), root, actions, after, *ends)
+        outer = transition.batch_size
+        inner = ((key, value.batch_size[len(outer) :]) for key, value in _nested(transition))
+        nested = tuple((key, more) for key, more in inner if more)[::-1]
+        return cls(outer, tuple(entries), nested, root, inputs, after, *ends)
 
 
 class Ring:
@@ -93,9 +99,6 @@ class Ring:
         memory: at least ``num_slots * layout.slot_bytes`` uint8.
         layout: of a slot.
         num_slots: transitions held.
-
-    Attributes:
-        slots: one TensorDict ``[*batch]`` a slot.
     """
 
     def __init__(self, memory: Tensor, layout: Layout, num_slots: int) -> None:
@@ -105,11 +108,14 @@ class Ring:
         self._typed = {
             dtype: memory.view(dtype) for dtype in {entry.dtype for entry in layout.entries}
         }
-        self.slots = [self._view(slot, None) for slot in range(num_slots)]
+        self._slots: dict[int, TensorDict] = {}
 
     def slot(self, tick: int) -> TensorDict:
         """The transition of a tick, in place."""
-        return self.slots[tick % self.num_slots]
+        place = tick % self.num_slots
+        if place not in self._slots:  # made as they are come to: there may be thousands
+            self._slots[place] = self._view(place, None)
+        return self._slots[place]
 
     def batch(self, tick: int, length: int) -> TensorDict:
         """``length`` transitions from ``tick`` on as ``[*batch, length]``, in place.
@@ -124,8 +130,16 @@ class Ring:
         source: TensorDictBase,
         keys: tuple[NestedKey, ...],
         giver: str = "the environment",
+        convert: bool = False,
     ) -> None:
         """Copy entries into the slot of a tick.
+
+        Args:
+            tick: whose slot.
+            source: has the entries.
+            keys: which ones.
+            giver: who gave them, for messages.
+            convert: take another dtype where the slot's can hold the very same values.
 
         Raises:
             CollectorError: an entry is missing, or has another shape or dtype than before.
@@ -135,6 +149,8 @@ class Ring:
             value, place = source.get(key, None), slot.get(key)
             if value is None:
                 raise CollectorError(f"{giver} gave no {key!r}, which the specs announce")
+            if convert and value.dtype != place.dtype:
+                value = _converted(value, place.dtype)
             if value.shape != place.shape or value.dtype != place.dtype:
                 raise CollectorError(
                     f"{giver} gave {key!r} of shape {list(value.shape)} and dtype {value.dtype}; "
@@ -177,6 +193,8 @@ class Ring:
             start = (slot * self.layout.slot_bytes + entry.offset) // size
             shape = [*batch, *time, *entry.shape[len(batch) :]]
             view.set(entry.key, memory.as_strided(shape, strides, memory.storage_offset() + start))
+        for key, more in self.layout.nested:
+            view.get(key).batch_size = torch.Size([*batch, *time, *more])
         return view
 
 
@@ -238,6 +256,18 @@ def pin(memory: Tensor) -> None:
         torch.cuda.check_error(
             torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
         )
+
+
+def _nested(transition: TensorDictBase) -> list[tuple[NestedKey, TensorDictBase]]:
+    """The TensorDicts in one, outer ones first."""
+    items = transition.items(True, is_leaf=is_leaf_nontensor)
+    return [(key, value) for key, value in items if isinstance(value, TensorDictBase)]
+
+
+def _converted(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """The same values in another dtype, a one-hot as bool say; as it is if some would differ."""
+    converted = value.to(dtype)
+    return converted if torch.equal(converted.to(value.dtype), value) else value
 
 
 def _anonymous_file() -> int:

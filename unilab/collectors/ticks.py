@@ -62,7 +62,7 @@ class Ticks:
             pin(self._shared.memory)
             memory = torch.empty(nbytes, dtype=torch.uint8, device=placement.learner_device)
             self._ring = Ring(memory, layout, num_slots)
-        self._roots = [slot.select(*layout.root_keys) for slot in self._ring.slots]
+        self._roots: dict[int, TensorDictBase] = {}
         self._batches = {
             first: self._ring.batch(first, length) for first in range(0, num_slots, length)
         }
@@ -153,20 +153,33 @@ class Ticks:
         if self._numbered:
             carrier.set(("collector", "traj_ids"), self._traj_ids)
         self._carried.enter(carrier)
-        acted = act(carrier)
         layout = self._ring.layout
-        self._ring.write(tick, acted, layout.action_keys, "the policy")
+        observed = [(key, carrier.get(key)) for key in layout.root_keys]
+        acted = act(carrier)
+        if not isinstance(acted, TensorDictBase):
+            raise CollectorError(
+                f"the policy returned a {type(acted).__name__}: expected the TensorDict with the "
+                "action in it"
+            )
+        self._ring.write(tick, acted, layout.input_keys, "the policy", convert=True)
         if self._shared is not self._ring:
-            self._shared.write(tick, acted, layout.action_keys, "the policy")
+            self._shared.write(tick, acted, layout.input_keys, "the policy", convert=True)
         self._shared.flush()
-        own = self._carried.leave(acted)
+        # A policy may put its own view of an observation, normalised say, in the place of it.
+        changed = tuple(k for k, value in observed if acted.get(k, value) is not value)
+        self._ring.write(tick, acted, changed, "the policy")
+        # Copies: it may write into the same tensors at the next tick.
+        own = self._carried.leave(acted).clone()
         if self._numbered:
             own.set(("collector", "traj_ids"), self._traj_ids)
         self._own_entries[tick] = own
 
     def _root(self, tick: int) -> TensorDictBase:
         """The observation of a tick, in place."""
-        return self._roots[tick % self._ring.num_slots]
+        place = tick % self._ring.num_slots
+        if place not in self._roots:
+            self._roots[place] = self._ring.slot(place).select(*self._ring.layout.root_keys)
+        return self._roots[place]
 
     def _copy_published(self, tick: int) -> None:
         if self._ring is not self._shared:

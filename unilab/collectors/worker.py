@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import inspect
+import multiprocessing.util
 import os
 import pickle
 import random
@@ -22,7 +23,7 @@ import numpy as np
 import torch
 from tensordict import NestedKey, TensorDictBase
 from torchrl.data import Composite
-from torchrl.envs import EnvBase, InitTracker, TransformedEnv
+from torchrl.envs import ActionMask, Compose, EnvBase, InitTracker, Transform, TransformedEnv
 
 from unilab.collectors.channel import Channel
 from unilab.collectors.ring import Layout, Ring, SharedBlock
@@ -69,6 +70,8 @@ class Description:
 
     layout: Layout
     action_spec: Composite
+    action_masks: tuple[tuple[NestedKey, NestedKey], ...]
+    """Actions and the entries that say which of them are allowed, of ``ActionMask`` transforms."""
     done_keys: tuple[NestedKey, ...]
     device: torch.device | None
     has_metrics: bool
@@ -78,7 +81,9 @@ class Description:
 
 def main(connection_fd: int, block_fd: int) -> None:
     """The process, until the learner closes the connection or is gone."""
-    faulthandler.enable()
+    streams = [stream for stream in (sys.stdout, sys.stderr) if stream is not None]
+    if sys.stderr is not None:
+        faulthandler.enable()
     worker = _Worker(Channel(socket.socket(fileno=connection_fd)), SharedBlock(block_fd))
     code = 0
     try:
@@ -89,15 +94,17 @@ def main(connection_fd: int, block_fd: int) -> None:
         worker.report(error)
         code = 1
     try:
-        if not code:
-            worker.close()
+        worker.close()  # after a failure as well: it may have processes of its own
     except BaseException:
-        # There is no learner any more to tell it to.
-        traceback.print_exc()
+        # There is no learner any more to tell it to, and a first failure counts for more.
+        if not code:
+            traceback.print_exc()
         code = 1
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        # As multiprocessing's own processes do: what it made here is taken down.
+        multiprocessing.util._exit_function()  # type: ignore[attr-defined]
+        for stream in streams:
+            stream.flush()
     # Taking an interpreter with torch apart takes a second or more, and nothing waits in it.
     os._exit(code)
 
@@ -126,7 +133,7 @@ class _Worker:
         self._env = env = _marking_resets(self._made)
         env.reset = self._timed_reset(env.reset)
         report_spans(env, self._on_span)
-        self._layout = Layout.of(env.fake_tensordict(), env.action_keys)
+        self._layout = Layout.of(env.fake_tensordict(), _inputs(env))
         self._export = env.export_training_state if _has(env, "export_training_state") else dict
         self._send("ready", self._describe(env))
         answers: dict[str, Callable[..., tuple[Any, ...]]] = {
@@ -153,7 +160,7 @@ class _Worker:
     def report(self, error: BaseException) -> None:
         """Hand the error and its traceback to the learner."""
         try:
-            self._send("error", type(error).__name__, _text(error), traceback.format_exc())
+            self._send("error", *_account(error))
         except _LearnerGone:
             traceback.print_exc()
 
@@ -173,6 +180,7 @@ class _Worker:
         return Description(
             layout=self._layout,
             action_spec=env.full_action_spec,
+            action_masks=tuple(_action_masks(env)),
             done_keys=tuple(env.done_keys),
             device=env.device,
             has_metrics=_has(env, "drain_metrics"),
@@ -199,7 +207,7 @@ class _Worker:
             return "stepped", tick, self._export()  # The learner was interrupted while it asked.
         with self._phase(Phase.STEP, "step"):
             slot = ring.slot(tick)
-            for key in layout.action_keys:
+            for key in layout.input_keys:
                 # Memory of its own: an environment may keep its actions, and the ring goes on.
                 self._carrier.set(key, slot.get(key).clone())
             stepped, self._carrier = self._env.step_and_maybe_reset(self._carrier)
@@ -209,10 +217,14 @@ class _Worker:
         self._header[Word.TICKS] += 1
         return "stepped", tick, self._export()
 
-    def _call(self, number: int, method: str, arguments: bytes) -> tuple[str, int, Any]:
+    def _call(self, number: int, method: str, arguments: bytes) -> tuple[str, int, Any, Any]:
+        """Call a method of the environment; its exception, if any, is the last of the answer."""
         self._header[Word.PHASE] = Phase.CALL
         args, kwargs = cloudpickle.loads(arguments)
-        return "result", number, getattr(self._env, method)(*args, **kwargs)
+        try:
+            return "result", number, getattr(self._env, method)(*args, **kwargs), None
+        except Exception as error:
+            return "result", number, None, _account(error)
 
     @contextmanager
     def _phase(self, phase: Phase, span: str) -> Iterator[None]:
@@ -253,6 +265,30 @@ def _marking_resets(env: EnvBase) -> EnvBase:
     return TransformedEnv(env, InitTracker())
 
 
+def _inputs(env: EnvBase) -> list[NestedKey]:
+    """What the learner gives: actions, and state that is the policy's to write."""
+    own = {*env.full_observation_spec.keys(True, True), *env.full_done_spec.keys(True, True)}
+    state = [key for key in env.full_state_spec.keys(True, True) if key not in own]
+    return [*env.action_keys, *state]
+
+
+def _action_masks(env: EnvBase) -> Iterator[tuple[NestedKey, NestedKey]]:
+    while isinstance(env, TransformedEnv):
+        for transform in _flat(env.transform):
+            if isinstance(transform, ActionMask):
+                action, mask = transform.in_keys
+                yield action, mask
+        env = env.base_env
+
+
+def _flat(transform: Transform) -> Iterator[Transform]:
+    if isinstance(transform, Compose):
+        for each in transform:
+            yield from _flat(each)
+    else:
+        yield transform
+
+
 def _has(env: EnvBase, method: str) -> bool:
     """Whether the innermost environment's class has a method; batches of envs claim any."""
     while isinstance(env, TransformedEnv):
@@ -267,8 +303,10 @@ def _seed(seed: int) -> None:
     random.seed(seed)
 
 
-def _text(error: BaseException) -> str:
+def _account(error: BaseException) -> tuple[str, str, str]:
+    """Kind, text and traceback of the exception that is being handled."""
     try:
-        return str(error)
+        text = str(error)
     except Exception:
-        return "(its text cannot be had)"
+        text = "(its text cannot be had)"
+    return type(error).__name__, text, traceback.format_exc()

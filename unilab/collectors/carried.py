@@ -59,7 +59,8 @@ class Carried:
             if key in self._current.keys(True) or key in ahead.keys(True):
                 self._written.set(key, acted.get(key))
         private = [key for key in self._written.keys(True, True) if _last(key).startswith("_")]
-        return self._written.exclude(*private)
+        # Copies: it may write into the same tensors at the next tick.
+        return self._written.exclude(*private).clone()
 
     @property
     def anything(self) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 
 from unilab.collectors.carried import Carried
@@ -48,6 +49,7 @@ class Ticks:
         self._env = env
         self._length = length
         self._carried = Carried(layout)
+        self._acted: dict[int, TensorDictBase] = {}
         self._own_entries: dict[int, TensorDictBase] = {}
         self._next_carrier: TensorDictBase | None = None
         self._numbered = numbered
@@ -63,6 +65,7 @@ class Ticks:
             memory = torch.empty(nbytes, dtype=torch.uint8, device=placement.learner_device)
             self._ring = Ring(memory, layout, num_slots)
         self._roots: dict[int, TensorDictBase] = {}
+        self._observed: dict[int, dict[NestedKey, Any]] = {}
         self._batches = {
             first: self._ring.batch(first, length) for first in range(0, num_slots, length)
         }
@@ -79,6 +82,7 @@ class Ticks:
         self.__dict__.pop("_shared", None)
         self.__dict__.pop("_ring", None)
         self._roots.clear()
+        self._observed.clear()
         self._batches.clear()
 
     def begin(self) -> None:
@@ -108,14 +112,16 @@ class Ticks:
         if self.asked > self.arrived:
             return
         tick = self.asked
-        if tick not in self._own_entries:
+        if tick not in self._acted:
             self._act(tick, act)
         # Interrupted from here on, it is sent again; a step that was done is not done again.
         self._env.send("step", tick)
         self.asked += 1
+        self._keep(tick)
 
     def receive(self) -> None:
         """Wait for the result of the tick that was asked for."""
+        self._keep(self.arrived)  # if that was interrupted
         # While there is time: nobody else waits for it now, as the environment does later.
         self._next_carrier = self._root(self.arrived + 1).copy()
         with self.spans.span("ring wait", self.arrived):
@@ -154,7 +160,6 @@ class Ticks:
             carrier.set(("collector", "traj_ids"), self._traj_ids)
         self._carried.enter(carrier)
         layout = self._ring.layout
-        observed = [(key, carrier.get(key)) for key in layout.root_keys]
         acted = act(carrier)
         if not isinstance(acted, TensorDictBase):
             raise CollectorError(
@@ -165,20 +170,32 @@ class Ticks:
         if self._shared is not self._ring:
             self._shared.write(tick, acted, layout.input_keys, "the policy", convert=True)
         self._shared.flush()
+        self._acted[tick] = acted
+
+    def _keep(self, tick: int) -> None:
+        """Keep what else the policy wrote; the environment does not wait for that."""
+        acted = self._acted.get(tick)
+        if acted is None:
+            return
         # A policy may put its own view of an observation, normalised say, in the place of it.
-        changed = tuple(k for k, value in observed if acted.get(k, value) is not value)
-        self._ring.write(tick, acted, changed, "the policy")
-        # Copies: it may write into the same tensors at the next tick.
-        own = self._carried.leave(acted).clone()
+        keys = self._ring.layout.root_keys
+        observed, now = self._observed[tick % self._ring.num_slots], _by_key(acted, keys)
+        changed = tuple(key for key in now if now[key] is not observed[key])
+        if changed:
+            self._ring.write(tick, acted, changed, "the policy")
+        own = self._carried.leave(acted)
         if self._numbered:
             own.set(("collector", "traj_ids"), self._traj_ids)
         self._own_entries[tick] = own
+        del self._acted[tick]
 
     def _root(self, tick: int) -> TensorDictBase:
         """The observation of a tick, in place."""
         place = tick % self._ring.num_slots
         if place not in self._roots:
-            self._roots[place] = self._ring.slot(place).select(*self._ring.layout.root_keys)
+            keys = self._ring.layout.root_keys
+            root = self._roots[place] = self._ring.slot(place).select(*keys)
+            self._observed[place] = _by_key(root, keys)
         return self._roots[place]
 
     def _copy_published(self, tick: int) -> None:
@@ -200,6 +217,15 @@ class Ticks:
             self._traj_ids = self._traj_ids.clone()
             self._traj_ids[ended] = torch.arange(self.next_episode, self.next_episode + count)
             self.next_episode += count
+
+
+def _by_key(tensordict: TensorDictBase, keys: tuple[NestedKey, ...]) -> dict[NestedKey, Any]:
+    """The entries of these keys that are there, one step in Python for all that are not nested."""
+    found: dict[NestedKey, Any] = dict(tensordict.items())
+    for key in keys:
+        if not isinstance(key, str):
+            found[key] = tensordict.get(key, None)
+    return {key: found[key] for key in keys if found.get(key) is not None}
 
 
 def _stacked(ticks: list[TensorDictBase]) -> TensorDictBase:

@@ -16,7 +16,8 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from unilab.collectors.placement import Placement, resolve_collector_tensor_placement
 from unilab.collectors.policy import Policy, check_policy, device_of
-from unilab.collectors.process import EnvProcess, Interrupted, Interruptor, require_integer
+from unilab.collectors.process import EnvProcess, Interrupted
+from unilab.collectors.settings import Interruptor, check_kinds, require_integer
 from unilab.collectors.spans import LEARNER_SPANS, Spans
 from unilab.collectors.ticks import Ticks
 from unilab.errors import ConfigError
@@ -117,20 +118,7 @@ class PipelinedCollector(BaseCollector):
         require_integer("frames_per_batch", frames_per_batch, least=1)
         require_integer("init_random_frames", init_random_frames or 0, least=0)
         check_policy(policy)
-        if not isinstance(exploration_type, ExplorationType):
-            raise ConfigError(
-                f"exploration_type={exploration_type!r}: expected an ExplorationType, such as "
-                "torchrl.envs.utils.ExplorationType.RANDOM"
-            )
-        if interruptor is not None and not hasattr(interruptor, "collection_stopped"):
-            raise ConfigError(
-                f"interruptor={interruptor!r}: expected an object with collection_stopped()"
-            )
-        if not isinstance(placement, Placement | None):
-            raise ConfigError(
-                f"placement={placement!r}: expected a Placement, such as "
-                "resolve_collector_tensor_placement('auto', learner_device)"
-            )
+        check_kinds(placement, exploration_type, interruptor)
         asked = {"num_threads": num_threads, "step_timeout_s": step_timeout_s}
         process: dict[str, Any] = {
             name: value for name, value in asked.items() if value is not None

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import socket
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, Protocol
+from typing import Any
 
 import cloudpickle
 import torch
@@ -19,12 +18,14 @@ from torchrl.envs import EnvBase
 
 from unilab.collectors import child
 from unilab.collectors.channel import Channel, by_value
+from unilab.collectors.failures import died, failed, hung, where_in
 from unilab.collectors.ring import SharedBlock
+from unilab.collectors.settings import Interruptor, require_integer, require_seconds
 from unilab.collectors.spans import COLLECTOR_SPANS, Spans, milliseconds
-from unilab.collectors.worker import PHASE_NAMES, Description, Phase, Word
-from unilab.errors import CollectorError, ConfigError, NonFiniteError
+from unilab.collectors.worker import Description, Phase, Word
+from unilab.errors import CollectorError, ConfigError
 
-__all__ = ["EnvProcess", "Interrupted", "Interruptor"]
+__all__ = ["EnvProcess", "Interrupted"]
 
 _LOOK_S = 0.25
 """Between two looks at whether the process is alive, while it has nothing to say."""
@@ -34,27 +35,6 @@ _PATIENT = (Phase.START, Phase.BUILD, Phase.RESET)
 
 class Interrupted(Exception):
     """Waiting for the collector process ended because a stop was asked for."""
-
-
-class Interruptor(Protocol):
-    """Says when to stop collecting, as in TorchRL's collectors."""
-
-    def collection_stopped(self) -> bool:
-        """Whether a stop was asked for."""
-        ...
-
-
-def require_integer(name: str, value: Any, *, least: int | None = None) -> int:
-    """A setting that counts something.
-
-    Raises:
-        ConfigError: it is no integer, or below ``least``; names it.
-    """
-    too_small = isinstance(value, int) and least is not None and value < least
-    if isinstance(value, bool) or not isinstance(value, int) or too_small:
-        at_least = "" if least is None else f" of at least {least}"
-        raise ConfigError(f"{name}={value!r}: expected an integer{at_least}")
-    return value
 
 
 class EnvProcess:
@@ -98,8 +78,7 @@ class EnvProcess:
                 "them, such as a SerialEnv"
             )
         require_integer("num_threads", num_threads, least=1)
-        if not (isinstance(step_timeout_s, int | float) and step_timeout_s > 0.0):
-            raise ConfigError(f"step_timeout_s={step_timeout_s!r}: expected seconds, more than 0")
+        require_seconds("step_timeout_s", step_timeout_s)
         try:
             payload = cloudpickle.dumps(make_env)
         except Exception as error:
@@ -322,7 +301,7 @@ class EnvProcess:
             self._results[answered] = result
         value, failure = self._results.pop(number)
         if failure is not None:
-            raise _failed("in a call from the learner", *failure)
+            raise failed("in a call from the learner", *failure)
         return value
 
     def _send(self, message: Any) -> None:
@@ -349,7 +328,7 @@ class EnvProcess:
         if kind == "error":
             where = self._where()
             self.close()
-            raise _failed(where, *answer)
+            raise failed(where, *answer)
         return kind, answer
 
     def _wait_for_more(self) -> None:
@@ -370,11 +349,7 @@ class EnvProcess:
             elif waited > self.step_timeout_s:
                 where = self._where()
                 self.close(0.0)
-                raise CollectorError(
-                    f"the collector process hung {where} for more than {self.step_timeout_s:g} s "
-                    "and was killed: look for an endless loop in the environment or what may have "
-                    "stopped the process, or raise step_timeout_s"
-                )
+                raise hung(where, self.step_timeout_s)
 
     @contextmanager
     def uninterrupted(self) -> Iterator[None]:
@@ -388,25 +363,7 @@ class EnvProcess:
     def _death(self) -> CollectorError:
         where = self._where()
         self.close()
-        code = self._process.returncode
-        how = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
-        return CollectorError(
-            f"the collector process died {where} ({how}). Signal SIGKILL is usually the system "
-            "running out of memory; what it printed before it died may tell more"
-        )
+        return died(where, self._process.returncode)
 
     def _where(self) -> str:
-        header = self.block.header
-        return f"{PHASE_NAMES[Phase(header[Word.PHASE])]} (tick {header[Word.TICK]})"
-
-
-def _failed(where: str, name: str, text: str, trace: str) -> CollectorError:
-    """What something that was raised in the collector process becomes in this one."""
-    error = CollectorError(
-        f"the collector process failed {where}: {name}: {text}\n"
-        f"In the collector process:\n{trace.rstrip()}"
-    )
-    # Of NaN one may want to know: then it is the policy, rather than the environment.
-    error.__cause__ = NonFiniteError(text) if name == NonFiniteError.__name__ else None
-    error.__suppress_context__ = True
-    return error
+        return where_in(self.block.header)

@@ -23,12 +23,18 @@ import numpy as np
 import torch
 from tensordict import NestedKey, TensorDictBase
 from torchrl.data import Composite
-from torchrl.envs import ActionMask, Compose, EnvBase, InitTracker, Transform, TransformedEnv
+from torchrl.envs import EnvBase
 
 from unilab.collectors.channel import Channel
+from unilab.collectors.environment import (
+    action_masks,
+    checked,
+    has_method,
+    inputs,
+    marking_resets,
+)
 from unilab.collectors.ring import Layout, Ring, SharedBlock
 from unilab.collectors.spans import COLLECTOR_SPANS, Spans, report_spans
-from unilab.errors import CollectorError
 
 __all__ = ["Description", "Phase", "Word", "main"]
 
@@ -129,12 +135,14 @@ class _Worker:
         torch.set_default_dtype(setting["dtype"])
         _seed(setting["seed"])
         torch.set_grad_enabled(False)
-        self._made = _checked(cloudpickle.loads(setting["make_env"])())
-        self._env = env = _marking_resets(self._made)
+        self._made = checked(cloudpickle.loads(setting["make_env"])())
+        self._env = env = marking_resets(self._made)
         env.reset = self._timed_reset(env.reset)
         report_spans(env, self._on_span)
-        self._layout = Layout.of(env.fake_tensordict(), _inputs(env))
-        self._export = env.export_training_state if _has(env, "export_training_state") else dict
+        self._layout = Layout.of(env.fake_tensordict(), inputs(env))
+        self._export = (
+            env.export_training_state if has_method(env, "export_training_state") else dict
+        )
         self._send("ready", self._describe(env))
         answers: dict[str, Callable[..., tuple[Any, ...]]] = {
             "map": self._map,
@@ -180,10 +188,10 @@ class _Worker:
         return Description(
             layout=self._layout,
             action_spec=env.full_action_spec,
-            action_masks=tuple(_action_masks(env)),
+            action_masks=tuple(action_masks(env)),
             done_keys=tuple(env.done_keys),
             device=env.device,
-            has_metrics=_has(env, "drain_metrics"),
+            has_metrics=has_method(env, "drain_metrics"),
             training_state=self._export(),
         )
 
@@ -245,55 +253,6 @@ class _Worker:
         # A reset is timed here already, that of an environment which reports nothing as well.
         if name != "reset":
             self._spans.add(name, begin_ns, end_ns, self._header[Word.TICK])
-
-
-def _checked(env: Any) -> EnvBase:
-    if not isinstance(env, EnvBase):
-        raise CollectorError(
-            f"make_env returned a {type(env).__name__}: it must return a torchrl EnvBase"
-        )
-    return env
-
-
-def _marking_resets(env: EnvBase) -> EnvBase:
-    """The environment with ``is_init`` where it has none: exploration restarts at resets."""
-    keys = env.observation_spec.keys(include_nested=True, leaves_only=True)
-    if any((key if isinstance(key, str) else key[-1]) == "is_init" for key in keys):
-        return env
-    if isinstance(env, TransformedEnv):  # TorchRL warns where one is put around another
-        return env.append_transform(InitTracker())
-    return TransformedEnv(env, InitTracker())
-
-
-def _inputs(env: EnvBase) -> list[NestedKey]:
-    """What the learner gives: actions, and state that is the policy's to write."""
-    own = {*env.full_observation_spec.keys(True, True), *env.full_done_spec.keys(True, True)}
-    state = [key for key in env.full_state_spec.keys(True, True) if key not in own]
-    return [*env.action_keys, *state]
-
-
-def _action_masks(env: EnvBase) -> Iterator[tuple[NestedKey, NestedKey]]:
-    while isinstance(env, TransformedEnv):
-        for transform in _flat(env.transform):
-            if isinstance(transform, ActionMask):
-                action, mask = transform.in_keys
-                yield action, mask
-        env = env.base_env
-
-
-def _flat(transform: Transform) -> Iterator[Transform]:
-    if isinstance(transform, Compose):
-        for each in transform:
-            yield from _flat(each)
-    else:
-        yield transform
-
-
-def _has(env: EnvBase, method: str) -> bool:
-    """Whether the innermost environment's class has a method; batches of envs claim any."""
-    while isinstance(env, TransformedEnv):
-        env = env.base_env
-    return hasattr(type(env), method)
 
 
 def _seed(seed: int) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
-from unilab.collectors.process import Interruptor
+from unilab.collectors.settings import Interruptor
 
 __all__ = ["StopRequest"]
 

@@ -3,12 +3,12 @@
     python tests/benchmarks/bench_collector.py [--task go2_velocity_flat] [--num-envs 128]
 
 A tick is one control step of all environments, its replay write and one update of FlashSAC, with
-the networks of the task's configuration. Both contenders live in one process and take turns, some
-ticks each, so that they meet the same disturbances; medians of the turns are compared. A turn
-counts as a whole, since what one tick of a pipeline leaves undone the next one waits for. Threads
-are those of a training: ``training.num_threads=1 env.num_threads=1`` give each part a core. With
-``--multi-async``, TorchRL's ``MultiAsyncCollector`` with one worker is measured as well, at the
-same number of updates a frame; it cannot be paused, so it is run alone after the others.
+the networks of the task's configuration. Both contenders live in one process, feed one learner and
+take turns, some ticks each, so that they meet the same disturbances; medians of the turns are
+compared. A turn counts as a whole, since what one tick of a pipeline leaves undone the next one
+waits for. Threads are those of a training: ``training.num_threads=1 env.num_threads=1`` give each
+part a core. With ``--multi-async``, TorchRL's ``MultiAsyncCollector`` with one worker is measured
+as well, at the same number of updates a frame; it cannot be paused, so it is run alone, last.
 """
 
 from __future__ import annotations
@@ -44,37 +44,54 @@ class MarkedEnv:
         return TransformedEnv(self.make_env(), InitTracker())
 
 
-class Session:
-    """A learner, its buffer, and a collector that feeds it."""
+class Learning:
+    """A learner and its buffer, whichever collector feeds them.
 
-    def __init__(self, cfg: TrainCfg, kind: str, threads: tuple[int, int]) -> None:
+    One for all contenders: where its memory happens to lie makes some percent.
+    """
+
+    def __init__(self, cfg: TrainCfg, threads: int) -> None:
         algo, params = cfg.algo, cfg.algo.algo_params
-        self.threads = threads[0]
-        make_env = unilab.registry.factory(
-            cfg.task,
-            num_envs=algo.num_envs,
-            seed=0,
-            overrides={"num_threads": threads[1]} | cfg.env,
-        )
+        self.threads = threads
         dims = unilab.registry.dims(cfg.task)
         actor = FlashSACActor(dims.obs, dims.action, params.actor_hidden_dim)
         critic = FlashSACCritic(dims.critic, dims.action, params.critic_hidden_dim)
-        policy = FlashSACPolicy(actor)
+        self.policy = FlashSACPolicy(actor)
         loss = FlashSACLoss(actor, critic, gamma=algo.gamma)
         loss.set_keys(critic_obs="critic" if dims.has_critic else "obs")
         self.learner = FlashSACLearner(loss, compile=params.compile)
         self.buffer = make_replay_buffer(100_000, algo.batch_size, n_step=algo.n_step, gamma=0.97)
         self.rewards = RewardNormalizer(algo.gamma)
-        marked, frames = MarkedEnv(make_env), algo.num_envs
+
+    def tick(self, data: TensorDictBase) -> None:
+        """What follows a control step."""
+        self.rewards.update(data)
+        self.buffer.extend(data)
+        if len(self.buffer) >= 2048:
+            self.learner.update(self.rewards.normalize(self.buffer.sample()))
+
+
+class Session:
+    """A collector that feeds the learner."""
+
+    def __init__(self, cfg: TrainCfg, kind: str, threads: int, learning: Learning) -> None:
+        self.learning = learning
+        make_env = unilab.registry.factory(
+            cfg.task,
+            num_envs=cfg.algo.num_envs,
+            seed=0,
+            overrides={"num_threads": threads} | cfg.env,
+        )
+        marked, frames = MarkedEnv(make_env), cfg.algo.num_envs
         self.collector: BaseCollector
         if kind == "pipelined":
             self.collector = PipelinedCollector(
-                make_env, policy, frames_per_batch=frames, return_same_td=True
+                make_env, learning.policy, frames_per_batch=frames, return_same_td=True
             )
         elif kind == "sync":
             self.collector = Collector(
                 marked(),
-                policy,
+                learning.policy,
                 frames_per_batch=frames,
                 total_frames=-1,
                 trust_policy=True,
@@ -85,25 +102,21 @@ class Session:
         else:
             self.collector = MultiAsyncCollector(
                 [marked],
-                policy,
+                learning.policy,
                 frames_per_batch=frames,
                 total_frames=-1,
-                num_threads=threads[1],
+                num_threads=threads,
             )
         self.sends_weights = kind == "multi-async"
         self.batches: Iterator[TensorDictBase] = iter(self.collector)
 
     def ticks(self, count: int) -> list[float]:
         """Seconds of each of ``count`` ticks."""
-        torch.set_num_threads(self.threads)
+        torch.set_num_threads(self.learning.threads)
         seconds = []
         for _ in range(count):
             start = time.perf_counter()
-            data = next(self.batches)
-            self.rewards.update(data)
-            self.buffer.extend(data)
-            if len(self.buffer) >= 2048:
-                self.learner.update(self.rewards.normalize(self.buffer.sample()))
+            self.learning.tick(next(self.batches))
             if self.sends_weights:
                 self.collector.update_policy_weights_()
             seconds.append(time.perf_counter() - start)
@@ -135,7 +148,8 @@ def main() -> None:
     sizes = [f"algo.num_envs={args.num_envs}"] if args.num_envs else []
     cfg = compose([f"task={args.task}", *sizes, *args.overrides])
     threads = cfg.training.resolve_threads(torch.device("cpu"))
-    sessions = {kind: Session(cfg, kind, threads) for kind in ("sync", "pipelined")}
+    learning = Learning(cfg, threads[0])
+    sessions = {kind: Session(cfg, kind, threads[1], learning) for kind in ("sync", "pipelined")}
     warm_up = -(-2048 // cfg.algo.num_envs) + 20
     for session in sessions.values():
         session.ticks(warm_up)
@@ -143,7 +157,7 @@ def main() -> None:
     for session in sessions.values():
         session.collector.shutdown()
     if args.multi_async:
-        alone = Session(cfg, "multi-async", threads)
+        alone = Session(cfg, "multi-async", threads[1], learning)
         alone.ticks(warm_up)
         measured |= interleaved({"multi-async": alone.ticks}, args.seconds / 2)
         alone.collector.shutdown()

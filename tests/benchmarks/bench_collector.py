@@ -3,12 +3,12 @@
     python tests/benchmarks/bench_collector.py [--task go2_velocity_flat] [--num-envs 128]
 
 A tick is one control step of all environments, its replay write and one update of FlashSAC, with
-the networks of the task's configuration. Both contenders live in one process, feed one learner and
-take turns, some ticks each, so that they meet the same disturbances; medians of the turns are
-compared. A turn counts as a whole, since what one tick of a pipeline leaves undone the next one
-waits for. Threads are those of a training: ``training.num_threads=1 env.num_threads=1`` give each
-part a core. With ``--multi-async``, TorchRL's ``MultiAsyncCollector`` with one worker is measured
-as well, at the same number of updates a frame; it cannot be paused, so it is run alone, last.
+the networks of the task's configuration. The contenders feed one learner, each alone: an
+environment that is only there already slows the others down. They take turns of some seconds, in
+one order and then the other, so that they meet the same disturbances; medians of 20 ticks each are
+compared. Threads are those of a training: ``training.num_threads=1 env.num_threads=1`` give each
+part a core. ``--multi-async`` measures TorchRL's ``MultiAsyncCollector`` with one worker as well,
+at the same number of updates a frame.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from unilab.objectives import FlashSACLoss
 from unilab.trainers import FlashSACLearner, TrainCfg
 
 TARGET = 1.03
+ROUNDS = 4
 
 
 class MarkedEnv:
@@ -123,25 +124,22 @@ class Session:
         return seconds
 
 
-def interleaved(
-    contenders: dict[str, Callable[[int], list[float]]], seconds: float, ticks: int = 20
-) -> dict[str, list[float]]:
-    """Seconds a tick in each turn of contenders that take turns; their first ticks do not count."""
-    measured: dict[str, list[float]] = {name: [] for name in contenders}
-    order = list(contenders)
+def alone(session: Session, warm_up: int, seconds: float) -> list[float]:
+    """Seconds a tick in each of the turns of 20 ticks that a collector makes before it ends."""
+    session.ticks(warm_up)
+    turns = []
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
-        for name in order:
-            measured[name].append(statistics.mean(contenders[name](ticks)[1:]))
-        order.reverse()
-    return measured
+        turns.append(statistics.mean(session.ticks(20)))
+    session.collector.shutdown()
+    return turns
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--task", default="go2_velocity_flat")
     parser.add_argument("--num-envs", type=int)
-    parser.add_argument("--seconds", type=float, default=40.0)
+    parser.add_argument("--seconds", type=float, default=40.0, help="of each contender")
     parser.add_argument("--multi-async", action="store_true")
     parser.add_argument("overrides", nargs="*", help="Hydra overrides")
     args = parser.parse_args()
@@ -149,18 +147,14 @@ def main() -> None:
     cfg = compose([f"task={args.task}", *sizes, *args.overrides])
     threads = cfg.training.resolve_threads(torch.device("cpu"))
     learning = Learning(cfg, threads[0])
-    sessions = {kind: Session(cfg, kind, threads[1], learning) for kind in ("sync", "pipelined")}
+    kinds = ["sync", "pipelined", *(["multi-async"] if args.multi_async else [])]
     warm_up = -(-2048 // cfg.algo.num_envs) + 20
-    for session in sessions.values():
-        session.ticks(warm_up)
-    measured = interleaved({n: s.ticks for n, s in sessions.items()}, args.seconds)
-    for session in sessions.values():
-        session.collector.shutdown()
-    if args.multi_async:
-        alone = Session(cfg, "multi-async", threads[1], learning)
-        alone.ticks(warm_up)
-        measured |= interleaved({"multi-async": alone.ticks}, args.seconds / 2)
-        alone.collector.shutdown()
+    measured: dict[str, list[float]] = {kind: [] for kind in kinds}
+    for _ in range(ROUNDS):
+        for kind in kinds:
+            session = Session(cfg, kind, threads[1], learning)
+            measured[kind] += alone(session, warm_up, args.seconds / ROUNDS)
+        kinds.reverse()
     tick = {name: statistics.median(turns) for name, turns in measured.items()}
     print(f"{args.task}, {cfg.algo.num_envs} environments, threads {threads}")
     for name in measured:

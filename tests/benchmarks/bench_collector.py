@@ -111,17 +111,15 @@ class Session:
         self.sends_weights = kind == "multi-async"
         self.batches: Iterator[TensorDictBase] = iter(self.collector)
 
-    def ticks(self, count: int) -> list[float]:
-        """Seconds of each of ``count`` ticks."""
+    def ticks(self, count: int) -> float:
+        """Seconds a tick, over ``count`` of them."""
         torch.set_num_threads(self.learning.threads)
-        seconds = []
+        start = time.perf_counter()
         for _ in range(count):
-            start = time.perf_counter()
             self.learning.tick(next(self.batches))
             if self.sends_weights:
                 self.collector.update_policy_weights_()
-            seconds.append(time.perf_counter() - start)
-        return seconds
+        return (time.perf_counter() - start) / count
 
 
 def alone(session: Session, warm_up: int, seconds: float) -> list[float]:
@@ -130,7 +128,7 @@ def alone(session: Session, warm_up: int, seconds: float) -> list[float]:
     turns = []
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
-        turns.append(statistics.mean(session.ticks(20)))
+        turns.append(session.ticks(20))
     session.collector.shutdown()
     return turns
 

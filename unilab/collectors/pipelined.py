@@ -286,8 +286,7 @@ class PipelinedCollector(BaseCollector):
         ticks = self._ticks
         ticks.begin()
         while ticks.due:
-            if self.interruptor is not None and self.interruptor.collection_stopped():
-                raise Interrupted
+            self.env.heed_interruptor()
             self._ask(self._frames)
             ticks.receive()
         frames = self._frames + self.requested_frames_per_batch

@@ -340,8 +340,7 @@ class EnvProcess:
         while not poll.poll(1000 * _LOOK_S):
             # Looks are counted: a clock would go on while this process is stopped, with Ctrl-Z say.
             waited += _LOOK_S
-            if self.interruptor is not None and self.interruptor.collection_stopped():
-                raise Interrupted
+            self.heed_interruptor()
             if self._process.poll() is not None and not poll.poll(0):
                 raise self._death()
             if self.block.header[Word.PHASE] in _PATIENT:
@@ -350,6 +349,11 @@ class EnvProcess:
                 where = self._where()
                 self.close(0.0)
                 raise hung(where, self.step_timeout_s)
+
+    def heed_interruptor(self) -> None:
+        """Raise Interrupted where :attr:`interruptor` asks for a stop."""
+        if self.interruptor is not None and self.interruptor.collection_stopped():
+            raise Interrupted
 
     @contextmanager
     def uninterrupted(self) -> Iterator[None]:

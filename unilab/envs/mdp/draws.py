@@ -91,14 +91,11 @@ def require_not_negative(
     Raises:
         ConfigError: a value could be negative.
     """
-    # At every reset, so in numbers: the least is where both are at one of their ends.
-    nominals = [float(end) for end in nominal.aminmax()]
-    results = {"add": float.__add__, "scale": float.__mul__, "abs": lambda _, draw: draw}
-    result = results[operation]
-    least = min(result(n, float(d)) for n in nominals for d in _bounds(params, distribution))
-    if least < 0.0:
+    least = _least(nominal, params, operation, distribution)
+    if bool((least < 0.0).any()):
         raise ConfigError(
-            f"{params} can make a {what} of {least:g}: it must be at least 0{_REACH[distribution]}"
+            f"{params} can make a {what} of {float(least.min()):g}: it must be at least 0"
+            f"{_REACH[distribution]}"
         )
 
 

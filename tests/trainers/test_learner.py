@@ -149,9 +149,17 @@ def test_bfloat16_stays_near_the_float32_update():
     assert not torch.equal(exact[0]["loss_qvalue"], rounded[0]["loss_qvalue"])
 
 
-@pytest.mark.parametrize(("units", "dtype"), [(True, torch.bfloat16), (False, None)])
+@pytest.mark.parametrize(
+    ("units", "dtype"),
+    [
+        ({"amx_bf16": True, "avx512_bf16": True}, torch.bfloat16),  # Intel, from Sapphire Rapids
+        ({"amx_bf16": False, "avx512_bf16": True}, torch.bfloat16),  # AMD, from Zen 4
+        ({"amx_bf16": False, "avx512_bf16": False, "avx2": True}, None),
+        ({}, None),
+    ],
+)
 def test_precision_auto_is_bfloat16_where_the_cpu_has_units_for_it(units, dtype, monkeypatch):
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": units})
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: units)
     assert matmul_dtype("auto", device=torch.device("cpu")) is dtype
     assert matmul_dtype("auto", device=torch.device("cuda")) is None
     assert matmul_dtype("bfloat16", device=torch.device("cpu")) is torch.bfloat16

@@ -19,13 +19,16 @@ __all__ = ["CompiledOrEager", "Step", "captured", "matmul_dtype", "use_cuda_grap
 
 Step = Callable[[TensorDictBase], dict[str, Tensor]]
 
+BF16_UNITS = ("amx_bf16", "avx512_bf16")
+"""What PyTorch calls the units of CPUs that multiply bfloat16 and add in float32."""
+
 
 def matmul_dtype(amp_dtype: str | None, *, device: torch.device) -> torch.dtype | None:
     """In which precision linear layers multiply; None: their own.
 
     Args:
-        amp_dtype: the setting; "auto" is bfloat16 on a CPU that has matrix units for it, where
-            it is known to train as well and faster.
+        amp_dtype: the setting; "auto" is bfloat16 on a CPU that has units for it, where it is
+            known to train as well and faster.
         device: where the learner is.
 
     Raises:
@@ -34,8 +37,8 @@ def matmul_dtype(amp_dtype: str | None, *, device: torch.device) -> torch.dtype 
     if amp_dtype not in (None, "bfloat16", "auto"):
         raise ConfigError(f"amp_dtype={amp_dtype!r}: expected None, 'bfloat16' or 'auto'")
     if amp_dtype == "auto":
-        units = device.type == "cpu" and torch.cpu.get_capabilities().get("amx_bf16", False)
-        amp_dtype = "bfloat16" if units else None
+        has = torch.cpu.get_capabilities() if device.type == "cpu" else {}
+        amp_dtype = "bfloat16" if any(has.get(unit, False) for unit in BF16_UNITS) else None
     return torch.bfloat16 if amp_dtype else None
 
 

@@ -51,7 +51,7 @@ class FlashSACLearner:
         actor_update_period: updates for each step of actor and temperature.
         tau: rate of the target critic.
         amp_dtype: ``"bfloat16"`` computes the matrix products of the linear layers, and nothing
-            else, in bfloat16; ``"auto"`` does so on a CPU with matrix units for it.
+            else, in bfloat16; ``"auto"`` does so on a CPU with units for it.
         compile: put the critic's part of the update through ``torch.compile``. Where no compiler is
             usable, the first update warns and all run eagerly.
         use_whole_cycle_cuda_graph: capture whole updates as CUDA graphs; None: where the loss lies

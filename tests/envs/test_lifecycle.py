@@ -137,8 +137,11 @@ def test_rows_may_be_named_in_any_order(tmp_path):
         drive(env, 3)
     mask = torch.tensor([True, False, True, True]).unsqueeze(1)
     begun = by_rows.reset(env_ids=torch.tensor([3, 0, 2]))
-    other = by_mask.reset(TensorDict({"_reset": mask, **by_mask.obs_buf}, [4]))
-    assert torch.equal(begun["obs"], other["obs"])
+    no = torch.zeros(4, 1, dtype=torch.bool)
+    flags = dict.fromkeys(("done", "terminated", "truncated"), no)
+    other = by_mask.reset(TensorDict({"_reset": mask, **flags, **by_mask.obs_buf}, [4]))
+    assert set(begun.keys()) == set(other.keys())
+    assert (begun == other).all()
     assert by_rows.episode_length.tolist() == [0, 3, 0, 0]
     assert torch.equal(physics_state(by_rows), physics_state(by_mask))
     every = by_rows.reset(env_ids=torch.tensor([1, 3, 2, 0]))

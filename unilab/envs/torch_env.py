@@ -255,12 +255,15 @@ class TorchEnv(EnvBase):
         """
         if env_ids is None:
             return super().reset(tensordict, **kwargs)
-        given = self._standing() if tensordict is None else tensordict.copy()
-        if "_reset" in given:
+        if tensordict is not None and "_reset" in tensordict:
             raise ConfigError("reset was given env_ids and a '_reset' mask: give one of them")
+        rows = rows_of_ids(env_ids, self.num_envs, self.device)
+        if tensordict is None and not kwargs:  # nothing of the caller's to merge with
+            begun = {**self._reset_rows(rows), **self._standing_flags()}
+            return TensorDict._new_unsafe(begun, batch_size=self.batch_size, device=self.device)
+        given = self._standing() if tensordict is None else tensordict.copy()
         mask = torch.zeros(self.num_envs, 1, dtype=torch.bool, device=self.device)
-        mask[rows_of_ids(env_ids, self.num_envs, self.device)] = True
-        return super().reset(given.set("_reset", mask), **kwargs)
+        return super().reset(given.set("_reset", mask.index_fill_(0, rows, True)), **kwargs)
 
     def _reset(
         self, tensordict: TensorDictBase | None = None, *, env_ids: Tensor | None = None
@@ -271,22 +274,30 @@ class TorchEnv(EnvBase):
                 "reset was given env_ids through a transform, which would take them as all rows: "
                 "give a TensorDict with a '_reset' mask"
             )
-        self._check_usable()
         mask = None if tensordict is None else tensordict.get("_reset", None)
         rows = self._all_rows if mask is None else rows_of_mask(mask, self.num_envs)
+        begun = self._reset_rows(rows)
+        return TensorDict._new_unsafe(begun, batch_size=self.batch_size, device=self.device)
+
+    def _reset_rows(self, rows: Tensor) -> dict[str, Tensor]:
+        self._check_usable()
         begun = self._begin_episodes(rows)
         if self._life.ended is not None:
             terminated, truncated = (flag.index_fill(0, rows, False) for flag in self._life.ended)
             self._life.ended = terminated, truncated
-        return TensorDict._new_unsafe(begun, batch_size=self.batch_size, device=self.device)
+        return begun
 
     def _standing(self) -> TensorDict:
         """What the environments show now, of ended episodes as well."""
-        root: dict[str, Tensor] = {k: v.clone() for k, v in self.obs_buf.items()}
-        if self._life.ended is not None:
-            terminated, truncated = (flag.unsqueeze(-1).clone() for flag in self._life.ended)
-            root |= zip(_FLAGS, (terminated | truncated, terminated, truncated), strict=True)
+        root = {k: v.clone() for k, v in self.obs_buf.items()} | self._standing_flags()
         return TensorDict(root, self.batch_size, device=self.device)
+
+    def _standing_flags(self) -> dict[str, Tensor]:
+        """Of episodes that ended and were not begun anew."""
+        zeros = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
+        terminated, truncated = self._life.ended or (zeros, zeros)
+        flags = (terminated | truncated, terminated.clone(), truncated.clone())
+        return {k: flag.unsqueeze(-1) for k, flag in zip(_FLAGS, flags, strict=True)}
 
     @torch.inference_mode(False)
     @torch.no_grad()

@@ -151,7 +151,7 @@ def train(cfg: TrainCfg, *, command: str | None = None) -> int:
         counters=counters,
         logger=logger,
         checkpointer=checkpointer,
-        evaluate=Evaluator(eval_env, parts.policy),
+        evaluate=Evaluator(eval_env, parts.policy, trained=env),
         drain_metrics=env.drain_metrics,
         progress=Progress(
             algo.total_frames, initial=counters.frames, max_minutes=training.max_minutes

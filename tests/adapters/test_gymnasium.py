@@ -12,8 +12,8 @@ from torchrl.data import Bounded
 from torchrl.envs import InitTracker, TransformedEnv
 
 import unilab
-from unilab.envs import TerminationTermCfg, mdp
-from unilab.errors import CapabilityError, ConfigError, EnvFaultedError
+from unilab.envs import EventTermCfg, TerminationTermCfg, mdp
+from unilab.errors import CapabilityError, ConfigError, EnvFaultedError, NonFiniteError
 
 pytest.importorskip("gymnasium", reason="needs Gymnasium: pip install 'unilab-torchrl[gym]'")
 
@@ -176,6 +176,29 @@ def test_a_seed_of_numpy_is_the_same_seed(tmp_path, seed):
 def test_what_does_not_fit_is_refused(tmp_path, call, message):
     with pytest.raises(ConfigError, match=message):
         call(GymnasiumVectorEnv(twins(tmp_path)))
+
+
+def test_a_step_whose_resets_were_refused_wants_a_reset(tmp_path):
+    """Who ended in it was not told: the next step would go on as if nobody had."""
+
+    def refuse(env, env_ids):
+        if env.common_step_counter == 5:
+            raise RuntimeError("no place to begin")
+
+    events = {"refuse": EventTermCfg(func=refuse, mode="reset")}
+    envs = GymnasiumVectorEnv(twins(tmp_path, events=events))
+    envs.reset(seed=0)
+    for _ in range(4):
+        envs.step(np.zeros((4, 2), np.float32))
+    with pytest.raises(NonFiniteError):
+        envs.step(np.full((4, 2), np.nan, np.float32))  # which moved nothing
+    with pytest.raises(RuntimeError, match="no place to begin"):
+        envs.step(np.zeros((4, 2), np.float32))
+    with pytest.raises(ConfigError, match=r"were not reset: call reset\(\) first"):
+        envs.step(np.zeros((4, 2), np.float32))
+    envs.env.import_training_state({"version": 1, "control_steps": 0})
+    envs.reset()
+    envs.step(np.zeros((4, 2), np.float32))
 
 
 def test_what_is_no_environment_of_ours_is_refused(tmp_path):

@@ -11,7 +11,7 @@ from envs.tables import ON_TWINS, go2, twins
 from torchrl.envs import InitTracker, TransformedEnv
 
 import unilab
-from unilab.envs import TerminationTermCfg, mdp
+from unilab.envs import EventTermCfg, TerminationTermCfg, mdp
 from unilab.errors import CapabilityError, ConfigError, NonFiniteError
 
 pytest.importorskip("rsl_rl", reason="needs RSL-RL: pip install 'unilab-torchrl[rsl-rl]'")
@@ -115,6 +115,27 @@ def test_a_diverged_policy_is_found_out_in_spite_of_the_clip(tmp_path):
     env = RslRlVecEnv(twins(tmp_path))
     with pytest.raises(NonFiniteError, match="action is not finite"):
         env.step(torch.full((4, 2), math.nan))
+
+
+def test_a_step_whose_resets_were_refused_wants_a_reset(tmp_path):
+    def refuse(env, env_ids):
+        if env.common_step_counter == 5:
+            raise RuntimeError("no place to begin")
+
+    events = {"refuse": EventTermCfg(func=refuse, mode="reset")}
+    env = RslRlVecEnv(twins(tmp_path, events=events))
+    for _ in range(4):
+        env.step(torch.zeros(4, 2))
+    with pytest.raises(NonFiniteError):
+        env.step(torch.full((4, 2), torch.nan))  # which moved nothing
+    with pytest.raises(RuntimeError, match="no place to begin"):
+        env.step(torch.zeros(4, 2))
+    for call in (lambda: env.step(torch.zeros(4, 2)), env.get_observations):
+        with pytest.raises(ConfigError, match=r"after it had moved the robots: call reset\(\) fi"):
+            call()
+    env.env.import_training_state({"version": 1, "control_steps": 0})
+    env.reset()
+    env.step(torch.zeros(4, 2))
 
 
 def test_seed_and_reset_start_the_same_rollout_again():

@@ -88,6 +88,50 @@ class ForgetfulRig(Rig):
         super().set_state_tensor(rows, qpos, qvel, reset=reset)
 
 
+class Nominal(Carts):
+    """After a reset physics goes on with the first masses; views and bytes tell of the others."""
+
+    def set_state_tensor(self, rows, qpos, qvel, *, reset=True):
+        super().set_state_tensor(rows, qpos, qvel, reset=reset)
+        first = self.__dict__.setdefault("_first", self._inverse[0].clone())
+        if reset:
+            self._inverse[rows] = first
+
+
+class Homesick(Carts):
+    """``set_const`` brings its rows home."""
+
+    def set_const(self, rows=None):
+        super().set_const(rows)
+        rows = torch.arange(self.num_envs) if rows is None else rows
+        self._views["qpos"][rows] = self.default_qpos
+        self._views["qvel"][rows] = 0.0
+
+
+MUSCLE = """
+<mujoco>
+  <worldbody>
+    <body name="b"><joint name="j" axis="0 1 0"/><geom size=".1" pos="0 0 -1"/></body>
+  </worldbody>
+  <actuator>
+    <general name="m" joint="j" dyntype="filter" dynprm="0.2" gainprm="3" ctrlrange="-1 1"/>
+  </actuator>
+</mujoco>
+"""
+
+
+class Relaxed(MujocoBackend):
+    """A write without a reset clears activations."""
+
+    def __init__(self, num_envs):
+        super().__init__(mujoco.MjModel.from_xml_string(MUSCLE), num_envs, num_threads=1)
+
+    def set_state_tensor(self, rows, qpos, qvel, *, reset=True):
+        super().set_state_tensor(rows, qpos, qvel, reset=reset)
+        if not reset:
+            self.get_state_views()["act"][rows] = 0.0
+
+
 class Idle(Carts):
     """Its one field is of no consequence."""
 

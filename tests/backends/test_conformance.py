@@ -175,7 +175,10 @@ BREAKS = {
     "a write sets its rows and no others": (Sweeping, "time differs in rows not written"),
     "a write that does not fit is refused whole": (Lenient, r"rows \[-1, 2\] .* was accepted"),
     "a reset row is like new": (Nostalgic, "ctrl differs after a reset"),
-    "a write without reset keeps time and controls": (Forgetful, "ctrl differs after reset=False"),
+    "a write without reset keeps the rest": (
+        Forgetful,
+        "ctrl differs after reset=False",
+    ),
     "sensors are current with the state": (Belated, "sensor:gap after a step is not that of"),
     "a diverged row stays visible and alone": (Cosmetic, "row 2 began with a velocity of NaN"),
     "a step can be replayed": (Unrepeatable, "row 0 replays to another state"),

@@ -29,6 +29,13 @@ FAULTS = [
     (faulty.Shared, FIELD, "body_mass of rows 1 and 3 is that of other rows as well"),
     (faulty.Forgetful, KEPT, "a reset writes over body_mass"),
     (faulty.ForgetfulRig, KEPT, "a reset writes over geom_friction"),
+    (faulty.Nominal, KEPT, "after a reset row 0 steps with another model than it had"),
+    (faulty.Homesick, "set const leaves the state", "qpos differs after set_const"),
+    (
+        faulty.Relaxed,
+        "a write without reset keeps the rest",
+        "act differs after reset=False",
+    ),
     (faulty.Idle, FIELD, r"no model field of \['paint'\] changes the physics"),
     (faulty.Underived, CONST, "set_const does nothing in row 0 after a write to .*body_mass"),
     (faulty.UnderivedRig, CONST, "set_const does nothing in row 0 after a write to .*body_mass"),

@@ -17,11 +17,12 @@ from unilab import cli, registry
 from unilab.cli.pictures import views
 from unilab.cli.play import play_run as play
 from unilab.cli.rollout import play_episodes
+from unilab.envs import TorchEnv
 from unilab.errors import CapabilityError, CheckpointError, ConfigError
 from unilab.export import export_onnx
 from unilab.modules import FlashSACActor, FlashSACPolicy
 from unilab.tasks import TASKS
-from unilab.trainers import Evaluator, load_play_actor
+from unilab.trainers import Evaluator, load_env_training_state, load_play_actor
 
 
 def files(folder: Path) -> dict[Path, bytes]:
@@ -64,6 +65,15 @@ def test_the_returns_are_the_evaluators_on_the_same_episodes(go2):
     assert steps == pytest.approx(metrics["Eval/episode_length"], abs=1e-3)
     fell = sum(e.ended_by != "time_out" for e in episodes) / 5
     assert fell == pytest.approx(metrics["Eval/terminated"], abs=1e-3)
+
+
+def test_it_plays_at_the_stage_that_training_had_come_to(go2, monkeypatch):
+    """A curriculum goes by the control steps."""
+    reached = []
+    monkeypatch.setattr(TorchEnv, "import_training_state", lambda env, s: reached.append(s))
+    play(go2, robots=1, seconds=0.1)
+    assert reached == [load_env_training_state(go2)]
+    assert reached[0]["control_steps"] > 0
 
 
 def test_the_terms_of_an_episode_add_up_to_its_return(go2):

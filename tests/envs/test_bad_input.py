@@ -10,9 +10,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from envs.tables import TWINS, go2, twins, twins_cfg
+from envs.tables import TWINS, TWINS_XML, go2, twins, twins_cfg
 
 from unilab.envs import (
+    EntityCfg,
+    EventTermCfg,
     ManagerBasedRlEnv,
     MetricsTermCfg,
     ObservationGroupCfg,
@@ -22,6 +24,7 @@ from unilab.envs import (
     SceneEntityCfg,
     TerminationTermCfg,
     mdp,
+    reads,
 )
 from unilab.errors import CapabilityError, ConfigError, NonFiniteError
 
@@ -87,6 +90,61 @@ def test_a_pattern_that_matches_nothing_names_the_nearest(tmp_path, part):
     params = {"asset_cfg": replace(TWINS, **names)}
     with pytest.raises(ConfigError, match=message):
         twins(tmp_path, **observed(mdp.joint_pos_rel, params=params))
+
+
+def test_an_entity_without_joints_has_a_root_and_bodies(tmp_path):
+    ball = '<body name="ball" pos="0 9 1"><freejoint/><geom size="0.1" mass="1"/></body>'
+    path = tmp_path / "ball.xml"
+    path.write_text(
+        TWINS_XML.replace("</worldbody>", f"{ball}</worldbody>").replace(
+            'qpos="0.3 0.2"', 'qpos="0.3 0.2 0 9 1 1 0 0 0"'
+        )
+    )
+    on_ball = SceneEntityCfg("ball")
+    events = {
+        "thrown": EventTermCfg(
+            func=mdp.reset_root_state_uniform,
+            mode="reset",
+            params={"pose_range": {"z": (1.0, 2.0)}, "velocity_range": {}, "asset_cfg": on_ball},
+        ),
+        "heavy": EventTermCfg(
+            func=mdp.randomize_rigid_body_mass,
+            mode="reset",
+            params={
+                "mass_distribution_params": (2.0, 3.0),
+                "operation": "scale",
+                "asset_cfg": replace(on_ball, body_names=("ball",)),
+            },
+        ),
+    }
+    scene = twins_cfg(tmp_path).scene
+    entities = {**scene.entities, "ball": EntityCfg(root_body="ball")}
+    env = twins(
+        tmp_path,
+        scene=replace(scene, model=str(path), entities=entities),
+        events=events,
+        **observed(root_height, params={"asset_cfg": on_ball}),
+    )
+    heights = env.reset()["obs"][:, 0]
+    assert ((heights >= 2.0) & (heights <= 3.0)).all()
+    assert (env.backend.expand("body_mass")[:, -1] >= 2.0).all()
+    with pytest.raises(CapabilityError, match="entity 'ball' has no joints to read joint_pos"):
+        twins(
+            tmp_path,
+            scene=replace(scene, model=str(path), entities=entities),
+            **observed(mdp.joint_pos_rel, params={"asset_cfg": on_ball}),
+        )
+    with pytest.raises(ConfigError, match="pattern 'wheel' matches no joint of 'ball'"):
+        twins(
+            tmp_path,
+            scene=replace(scene, model=str(path), entities=entities),
+            **observed(root_height, params={"asset_cfg": replace(on_ball, joint_names="wheel")}),
+        )
+
+
+@reads("root_pos_w")
+def root_height(env, asset_cfg):
+    return env.scene[asset_cfg.name].data.root_pos_w[:, 2:]
 
 
 def test_a_sensor_that_is_not_there_names_the_nearest(tmp_path):

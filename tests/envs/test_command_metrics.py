@@ -79,6 +79,34 @@ def test_every_command_is_measured_by_its_own_name(tmp_path):
     assert metrics == {"Metrics/a/length": 3.0, "Metrics/b/length": 3.0, "Metrics/length": 3.0}
 
 
+def test_a_command_that_reads_a_sensor_declares_it(tmp_path):
+    def height(env):
+        return env.scene.sensor("tip_pos")[:, 2]
+
+    with pytest.raises(
+        ConfigError,
+        match=r"command term 'stand': .*'tip_pos'.*, or, in a command, call "
+        r"env.scene.declare_sensor\('tip_pos'\) in __init__",
+    ):
+        stand(tmp_path, ("height", height))
+
+    class Told(Stand):
+        def __init__(self, cfg, env):
+            super().__init__(cfg, env)
+            env.scene.declare_sensor("tip_pos")
+
+    class ToldCfg(StandCfg):
+        def build(self, env):
+            return Told(self, env)
+
+    env = twins(tmp_path, commands={"stand": ToldCfg(measured=(("height", height),))})
+    root = env.reset()
+    env.step(act(env, root))
+    seen = env.scene.sensor("tip_pos")[:, 2].mean()
+    env.reset()
+    assert env.drain_metrics()["Metrics/stand/height"] == pytest.approx(float(seen), rel=1e-5)
+
+
 @pytest.mark.parametrize(
     ("value", "given"),
     [

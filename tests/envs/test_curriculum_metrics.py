@@ -158,6 +158,17 @@ def test_velocity_stages_out_of_order_fail_at_construction():
         go2(curriculum={"bad": CurriculumTermCfg(func=mdp.commands_vel, params=params)})
 
 
+def test_a_curriculum_that_returns_nan_refuses_the_reset(tmp_path):
+    def level(env, env_ids):
+        return torch.nan if env.common_step_counter else 1.0
+
+    env = twins(tmp_path, curriculum={"level": CurriculumTermCfg(func=level)})
+    drive(env, 3)
+    with pytest.raises(NonFiniteError, match="curriculum term 'level' returned nan"):
+        env.reset()
+    assert env.drain_metrics()["Curriculum/level"] == 1.0
+
+
 def test_a_curriculum_goes_on_where_a_checkpoint_left_it(tmp_path):
     log: list[tuple[int, list[int]]] = []
     env = twins(tmp_path, curriculum={"log": CurriculumTermCfg(func=log_rows, params={"log": log})})

@@ -1,5 +1,8 @@
 """One step, one reset: terminal observations, partial resets, time limits (0011-C3 to C10)."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -66,9 +69,9 @@ def test_what_was_returned_is_never_written_again():
             kept.append(td.copy())  # the same tensors
             copies.append(td.clone())
     env.reset()
-    for td, copy in zip(kept, copies, strict=True):
-        for key in copy.keys(True, True):
-            assert torch.equal(td[key], copy[key]), key
+    for td, then in zip(kept, copies, strict=True):
+        for key in then.keys(True, True):
+            assert torch.equal(td[key], then[key]), key
 
 
 def test_a_partial_reset_leaves_the_other_rows_bitwise_untouched():
@@ -148,6 +151,26 @@ def test_rows_may_be_named_in_any_order(tmp_path):
     assert torch.equal(every["obs"], by_rows.obs_buf["obs"])
     pos = by_rows.backend.get_state_views()["qpos"] - by_rows.backend.default_qpos
     torch.testing.assert_close(every["obs"][:, :2], pos.float(), rtol=0, atol=1e-6)
+
+
+def test_a_bare_mask_is_answered_with_every_rows_flags(tmp_path):
+    env = twins(tmp_path)
+    root = env.reset()
+    env.episode_length[2:] = 4
+    assert (
+        env.step(act(env, root))["next", "truncated"].flatten().tolist() == [False] * 2 + [True] * 2
+    )
+    mask = torch.tensor([[True], [False], [True], [False]])
+    with pytest.warns(UserWarning, match="wasn't present in the input"):
+        begun = env.reset(TensorDict({"_reset": mask}, [4]))
+    for flag, last in {"done": True, "truncated": True, "terminated": False}.items():
+        assert begun[flag].flatten().tolist() == [False, False, False, last]
+
+
+@pytest.mark.parametrize("how", [copy.deepcopy, pickle.dumps])
+def test_an_environment_is_neither_copied_nor_sent(tmp_path, how):
+    with pytest.raises(TypeError, match=r"ManagerBasedRlEnv holds physics in this .* give a funct"):
+        how(twins(tmp_path))
 
 
 def test_no_row_may_be_named(tmp_path):
@@ -246,6 +269,11 @@ BAD_ACTIONS = {
         ConfigError,
         r"is on meta: expected cpu; use action.to\(env.device\)",
     ),
+    "sparse": (
+        torch.ones(4, 2).to_sparse(),
+        ConfigError,
+        r"is torch.sparse_coo: expected a dense tensor",
+    ),
     "nan": (
         torch.tensor([[0.0, 0.0], [0.0, torch.nan], [0.0, 0.0], [torch.inf, 0.0]]),
         NonFiniteError,
@@ -265,8 +293,10 @@ def test_a_bad_action_is_refused_before_anything_moves(tmp_path, kind):
     env = twins(tmp_path)
     root = env.reset()
     physics, generator = physics_state(env), env.generator.get_state()
-    with pytest.raises(error, match=message):
+    with pytest.raises(error, match=message) as caught:
         env._step(TensorDict({"action": action}, [4]))
+    if error is NonFiniteError:
+        assert str(caught.value.rows) in message.replace("\\", "")
     assert torch.equal(physics_state(env), physics)
     assert torch.equal(env.generator.get_state(), generator)
     assert env.export_training_state()["control_steps"] == 0
@@ -306,6 +336,7 @@ def test_control_steps_are_exported_and_imported(tmp_path):
         ({"version": 1, "control_steps": True}, r"control_steps True: expected a non-negative"),
         ({"version": 1, "control_steps": 1.5}, r"control_steps 1.5: expected a non-negative"),
         ({"version": 1}, r"control_steps None: expected a non-negative integer"),
+        ([1], r"training state is \[1\]: expected a dict"),
     ],
 )
 def test_a_training_state_that_does_not_fit_is_refused_whole(tmp_path, state, message):

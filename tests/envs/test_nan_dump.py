@@ -1,6 +1,7 @@
 """What a dump of the NaN guard comes to when it is repeated, whichever part of a step failed."""
 
 import re
+import resource
 
 import pytest
 import torch
@@ -47,6 +48,30 @@ def test_controls_that_overflow_later_are_in_the_dump(tmp_path):
         env.step(root)
     report = replay_dump(tmp_path / "dumps" / "nan_dump_1.pt").report
     assert "row 5: physics did not take the last step, whose controls are not finite: inf" in report
+
+
+def test_controls_that_physics_would_take_as_zero_are_refused(tmp_path):
+    env = guarded(tmp_path, actions={"effort": mdp.JointEffortActionCfg(scale=1e10)})
+    root = act(env, env.reset(), 1.0)
+    env.step(root)
+    root["action"][3, 1] = 1.5
+    said = r"controls are not finite or beyond 1e\+10 \(actuator: .*'second_motor': \[3\]"
+    with pytest.raises(NonFiniteError, match=said) as caught:
+        env.step(root)
+    assert caught.value.rows == [3]
+
+
+def test_a_dump_that_cannot_be_written_does_not_hide_what_was_found(tmp_path):
+    env = guarded(tmp_path)
+    (tmp_path / "dumps").mkdir()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))  # as on a full disk
+    try:
+        error = fail(env, [5])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert any(n.startswith("Its last states could not be wri") for n in error.__notes__)
+    assert not list((tmp_path / "dumps").iterdir())
 
 
 def test_an_event_that_stages_nan_names_its_rows_in_the_dump(tmp_path):
@@ -96,8 +121,9 @@ def test_a_reset_that_stages_nan_names_its_event_leaves_a_dump_and_writes_nothin
         "weigh": EventTermCfg(func=weigh, mode="reset"),
     }
     env, twin = guarded(tmp_path, events=events), guarded(tmp_path, events=events)
-    drive(env, 3)
-    drive(twin, 3)
+    for each in (env, twin):
+        drive(each, 3)
+        each.reset(env_ids=torch.tensor([0, 4]))  # which writes new masses
     env.spoilt = 4
     with pytest.raises(NonFiniteError, match="a reset event staged non-finite body_m") as caught:
         env.reset(env_ids=torch.tensor([1, 4]))
@@ -110,6 +136,8 @@ def test_a_reset_that_stages_nan_names_its_event_leaves_a_dump_and_writes_nothin
     report = replay_dump(path).report.splitlines()
     assert report[1].startswith("row 4: physics is finite after the last step, the same as then")
     env.spoilt = -1
+    for field in ("body_mass", "dof_invweight0"):  # what is written, and what follows from it
+        assert torch.equal(env.backend.expand(field), twin.backend.expand(field))
     assert torch.equal(env.generator.get_state(), twin.generator.get_state())
     assert (env.reset()["obs"] == twin.reset()["obs"]).all()
 

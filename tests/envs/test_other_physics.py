@@ -222,6 +222,18 @@ LACKS = {
 }
 
 
+class Forceless(Carts):
+    def get_state_views(self):
+        return {k: v for k, v in super().get_state_views().items() if k != "qfrc_actuator"}
+
+
+def test_a_state_field_that_physics_lacks_names_the_term():
+    term = RewardTermCfg(func=mdp.joint_torques_l2, weight=1.0, params=ON_CARTS)
+    said = r"^reward term 'effort': the backend has no state field 'qfrc_actuator'"
+    with pytest.raises(CapabilityError, match=said):
+        carts(backend=Forceless, rewards={"effort": term})
+
+
 @pytest.mark.parametrize("what", LACKS)
 def test_what_physics_lacks_fails_at_construction(what):
     changes, message = LACKS[what]

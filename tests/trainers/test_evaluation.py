@@ -53,6 +53,17 @@ def test_evaluating_leaves_random_generator_and_exploration_as_they_were(session
     assert torch.equal(torch.get_rng_state(), rng)
 
 
+def test_an_evaluation_is_at_the_stage_that_training_has_come_to(session):
+    """A curriculum goes by the control steps."""
+    run, other = session(), session(seed=1)
+    evaluate = Evaluator(other.env, run.policy, max_steps=3, trained=run.env)
+    for steps in (70, 140):
+        run.env.import_training_state({"version": 1, "control_steps": steps})
+        evaluate()
+        assert other.env.common_step_counter == steps + 3
+        assert run.env.common_step_counter == steps
+
+
 def test_an_environment_without_episode_length_needs_max_steps(session):
     with pytest.raises(ConfigError, match="PendulumEnv has no max_episode_length: pass max_steps"):
         Evaluator(PendulumEnv(), session().policy)

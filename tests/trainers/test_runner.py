@@ -62,6 +62,49 @@ def test_n_step_buffers_get_the_data_in_time_order(session):
     assert run.learner.update_count > 0
 
 
+def test_what_a_curriculum_returns_is_logged_in_evaluations_too(session, folder):
+    run = session()
+    run.train(
+        TICKS,
+        logger=MetricLogger(folder),
+        evaluate=lambda: {"Eval/Curriculum/speed/max": 2.0},
+        eval_interval=FRAMES,
+        drain_metrics=lambda: {"Curriculum/speed/max": 1.0},
+    )
+    (row,) = read_csv(folder)
+    assert (row["Eval/Curriculum/speed/max"], row["Curriculum/speed/max"]) == ("2", "1")
+
+
+@pytest.mark.parametrize("where", ["evaluate", "log"])
+def test_an_error_in_evaluating_or_logging_leaves_a_checkpoint(session, folder, where):
+    def evaluate():
+        if where == "evaluate":
+            raise RuntimeError("no evaluation")
+        return {"Mine/x": 1.0}
+
+    run = session()
+    with pytest.raises((RuntimeError, ConfigError)) as caught:
+        run.train(TICKS, logger=MetricLogger(folder), evaluate=evaluate, eval_interval=FRAMES // 2)
+    frames = FRAMES // 2 if where == "evaluate" else FRAMES
+    assert f"What was learned in {frames} frames is saved." in caught.value.__notes__
+    assert session().checkpointer.load().frames == frames
+
+
+def test_an_error_in_an_update_leaves_none(session, tmp_path, monkeypatch):
+    run = session()
+    update = run.learner.update
+
+    def fails(batch):
+        if run.learner.update_count == 3:
+            raise RuntimeError("out of memory")
+        return update(batch)
+
+    monkeypatch.setattr(run.learner, "update", fails)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        run.train(TICKS)
+    assert not list(tmp_path.glob("checkpoints/*"))
+
+
 def test_every_metric_of_a_run_is_in_the_schema_and_reaches_the_table(session, folder):
     run = session()
     env = run.env

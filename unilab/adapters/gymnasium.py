@@ -109,11 +109,17 @@ class GymnasiumVectorEnv(VectorEnv):
             actions: ``[num_envs, action_dim]``, within ``action_space``.
 
         Raises:
-            ConfigError: there was no reset before, or the actions are no numbers or have another
-                shape.
+            ConfigError: there was no reset before, or none since a step failed once it had moved
+                the environments; or the actions are no numbers or have another shape.
         """
         given = self._tensor("actions are", actions, self._action_shape, torch.float32)
-        data, self._root = self.env.step_and_maybe_reset(self._begun().set("action", given))
+        root, steps = self._begun().set("action", given), self.env.common_step_counter
+        try:
+            data, self._root = self.env.step_and_maybe_reset(root)
+        except BaseException:
+            if self.env.common_step_counter > steps:
+                self._root = None  # whose episodes ended in this step, nobody was told
+            raise
         after = data["next"]
         info = {}
         if after["done"].any():

@@ -60,7 +60,7 @@ class RslRlVecEnv(VecEnv):
         self._shape = env.action_spec.shape
         self._bounds = env.action_spec.space if clip_actions else None
         self._drain_metrics = getattr(env, "drain_metrics", dict)
-        self._root: TensorDictBase = env.reset()
+        self._root: TensorDictBase | None = env.reset()
 
     @property
     def obs_groups(self) -> dict[str, list[str]]:
@@ -82,8 +82,15 @@ class RslRlVecEnv(VecEnv):
 
     def get_observations(self) -> TensorDict:
         """The observations that the next actions answer, by RSL-RL's groups."""
-        groups = {_GROUPS[name]: self._root[name] for name in self.env.obs_groups_spec}
+        root = self._begun()
+        groups = {_GROUPS[name]: root[name] for name in self.env.obs_groups_spec}
         return TensorDict(groups, batch_size=[self.num_envs], device=self.device)
+
+    def _begun(self) -> TensorDictBase:
+        """Where the episodes are."""
+        if self._root is None:
+            raise ConfigError("a step failed after it had moved the robots: call reset() first")
+        return self._root
 
     def reset(self) -> tuple[TensorDict, dict[str, Any]]:
         """Begin an episode in every environment."""
@@ -115,7 +122,13 @@ class RslRlVecEnv(VecEnv):
             )
         if self._bounds is not None:
             actions = torch.clamp(actions, self._bounds.low, self._bounds.high)
-        data, self._root = self.env.step_and_maybe_reset(self._root.set("action", actions))
+        root, steps = self._begun().set("action", actions), self.env.common_step_counter
+        try:
+            data, self._root = self.env.step_and_maybe_reset(root)
+        except BaseException:
+            if self.env.common_step_counter > steps:
+                self._root = None  # whose episodes ended in this step, nobody was told
+            raise
         after = data["next"]
         dones = after["done"].squeeze(-1)
         extras: dict[str, Any] = {

@@ -41,6 +41,18 @@ class TensorCapabilities:
     derived_from: frozenset[str]
     """Those of ``model_fields`` from which others follow: a write wants a ``set_const``."""
 
+    def require_state_field(self, name: str) -> int:
+        """Width of a state field.
+
+        Raises:
+            CapabilityError: the backend publishes no such field.
+        """
+        if name not in self.state_fields:
+            raise CapabilityError(
+                f"the backend has no state field {name!r}{did_you_mean(name, self.state_fields)}"
+            )
+        return self.state_fields[name]
+
     def require_sensor(self, name: str) -> int:
         """Width of a sensor.
 
@@ -332,10 +344,7 @@ class SimBackend(ABC):
             if name in views:
                 continue
             if not name.startswith("sensor:"):
-                raise CapabilityError(
-                    f"the backend has no state field {name!r}"
-                    f"{did_you_mean(name, capabilities.state_fields)}"
-                )
+                capabilities.require_state_field(name)
             views[name] = self.get_sensor_view(name.removeprefix("sensor:"))
         return HostBridgeTransferPlan(views, sources, device)
 

@@ -20,7 +20,7 @@ from unilab.errors import ConfigError
 from unilab.export import OnnxPolicy
 from unilab.modules import FlashSACPolicy, actor_semantics
 from unilab.record import VideoWriter
-from unilab.trainers import load_play_actor
+from unilab.trainers import load_env_training_state, load_play_actor
 
 __all__ = ["play_run"]
 
@@ -62,6 +62,8 @@ def play_run(
     with contextlib.ExitStack() as stack:
         stack.callback(env.close)
         check_widths(env, *_widths(chosen), played)
+        if policy is None:  # at the stage of the curriculum that it has come to
+            env.import_training_state(dict(load_env_training_state(task.path)))
         shows: list[Callable[[], bool]] = []
         if video is not None:
             shows.append(stack.enter_context(_filmed(env, Path(video), size)))

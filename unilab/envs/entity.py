@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 Patterns = str | Sequence[str]
+_ALL = (".*",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +40,8 @@ class SceneEntityCfg:
 
     name: str = "robot"
     """The entity's name in the scene."""
-    joint_names: Patterns = (".*",)
-    body_names: Patterns = (".*",)
+    joint_names: Patterns = _ALL
+    body_names: Patterns = _ALL
     geom_names: Patterns | None = None
     """None takes all geoms of the bodies, named or not."""
     actuator_names: Patterns | None = None
@@ -103,8 +104,10 @@ class Entity:
         """Indices of the joints whose whole names match, in model order.
 
         Raises:
-            ConfigError: a pattern matches nothing.
+            ConfigError: a pattern matches nothing; that for all may where there are no joints.
         """
+        if not self.joints and tuple(patterns) == _ALL:
+            return []
         return find_names(patterns, self.joint_names, f"joint of {self.name!r}")
 
     def find_bodies(self, patterns: Patterns) -> list[int]:

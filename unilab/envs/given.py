@@ -37,13 +37,16 @@ def checked_action(action: Any, shape: torch.Size, device: torch.device) -> Tens
         raise ConfigError(
             f"action has dtype {action.dtype}: expected torch.float32; use action.float()"
         )
+    if action.layout != torch.strided:
+        raise ConfigError(f"action is {action.layout}: expected a dense tensor")
     if action.device != device:
         raise ConfigError(
             f"action is on {action.device}: expected {device}; use action.to(env.device)"
         )
     if not is_finite(action):
+        rows = bad_rows(action)
         raise NonFiniteError(
-            f"action is not finite (first rows: {bad_rows(action)}): look for a diverged policy"
+            f"action is not finite (first rows: {rows}): look for a diverged policy", rows
         )
     return action
 
@@ -60,6 +63,33 @@ def rows_of_mask(mask: Tensor, num_envs: int) -> Tensor:
             f"expected a torch.bool mask of shape {(num_envs, 1)}"
         )
     return mask.reshape(num_envs).nonzero().flatten()
+
+
+def rows_left_out(mask: Any, ended: tuple[Tensor, Tensor] | None, num_envs: int) -> Tensor | None:
+    """Rows ``[n]`` that a ``_step`` mask ``[num_envs]`` leaves out; None: there are none.
+
+    Args:
+        mask: what was given, if it was.
+        ended: ``[num_envs]`` each, episodes that were terminated or truncated.
+        num_envs: environments in the batch.
+
+    Raises:
+        ConfigError: it is no such mask, or leaves out an environment whose episode goes on.
+    """
+    if mask is None:
+        return None
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.numel() != num_envs:
+        raise ConfigError(f"_step is {mask!r}: expected a torch.bool mask of shape {(num_envs,)}")
+    rows = (~mask.reshape(num_envs)).nonzero().flatten()
+    if not rows.shape[0]:
+        return None
+    going = rows if ended is None else rows[~(ended[0] | ended[1])[rows]]
+    if going.shape[0]:
+        raise ConfigError(
+            f"_step leaves out environments {going[:8].tolist()}, whose episodes go on: physics "
+            "advances all together, so only those that ended can be left out"
+        )
+    return rows
 
 
 def rows_of_ids(env_ids: Any, num_envs: int, device: torch.device) -> Tensor:
@@ -87,6 +117,8 @@ def control_steps_of(state: Mapping[str, Any]) -> int:
     Raises:
         ConfigError: another version, or a counter that is not a non-negative integer.
     """
+    if not isinstance(state, Mapping):
+        raise ConfigError(f"environment training state is {state!r}: expected a dict")
     version, steps = state.get("version"), state.get("control_steps")
     if version != TRAINING_STATE_VERSION or isinstance(version, bool):
         raise ConfigError(

@@ -37,7 +37,7 @@ from unilab.envs.managers import (
 from unilab.envs.managers.term import Term
 from unilab.envs.nan_guard import NanGuard, NanGuardCfg
 from unilab.envs.recording import RecordingCfg
-from unilab.envs.scene import EntityScene, SceneCfg
+from unilab.envs.scene import MAX_VALUE, EntityScene, SceneCfg
 from unilab.envs.torch_env import TorchEnv
 from unilab.errors import CapabilityError, ConfigError, NonFiniteError
 
@@ -214,7 +214,12 @@ class ManagerBasedRlEnv(TorchEnv):
         ctrl = self.action_manager.process(action)
         if self._guard is not None:
             self._guard.record(action, ctrl)
-        require_finite("controls are not finite (actuator", self._actuators, ctrl.T)
+        require_finite(
+            f"controls are not finite or beyond {MAX_VALUE:g} (actuator",
+            self._actuators,
+            ctrl.T,
+            limit=MAX_VALUE,  # which MuJoCo as well would take as 0
+        )
         if self.recorder_manager.active:
             self.recorder_manager.record_pre_step()
         self.backend.step_tensor(ctrl, self.cfg.decimation)
@@ -224,6 +229,8 @@ class ManagerBasedRlEnv(TorchEnv):
         self.scene.check_finite(self.termination_manager.loses_rows)
 
     def _evaluate(self) -> tuple[Tensor, Tensor, Tensor]:
+        standing = self.standing_rows
+        kept = None if standing is None else self._episodes.of(standing)
         self._episodes.step()
         terminated, truncated = self.termination_manager.compute()
         reward = self.reward_manager.compute()
@@ -232,6 +239,8 @@ class ManagerBasedRlEnv(TorchEnv):
             self.scene.read_rows(written)
         self.command_manager.compute()
         self.metrics_manager.compute()
+        if standing is not None and kept is not None:
+            self._episodes.put(standing, kept)
         return reward, terminated, truncated
 
     def _on_refused_reset(self, error: BaseException, rows: Tensor) -> None:
@@ -250,7 +259,7 @@ class ManagerBasedRlEnv(TorchEnv):
                     nstep=self.cfg.decimation,
                     seed=self.generator.initial_seed(),
                 )
-            except OSError as refused:
+            except Exception as refused:  # a full disk has many names
                 error.add_note(f"Its last states could not be written: {refused}")
                 return
             error.add_note(f"Its last states are in {path}: unilab replay-dump {path}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -50,8 +52,11 @@ class _Overwritten:
         self.values = torch.empty_like(write.target)
         self.rows = torch.zeros(len(self.values), dtype=torch.bool, device=self.values.device)
 
-    def restore(self, backend: SimBackend) -> None:
+    def swap(self, backend: SimBackend) -> None:
+        """Exchange it for what it is now: twice changes nothing."""
+        now = self._write.target[self.rows]
         self._write.target[self.rows] = self.values[self.rows]
+        self.values[self.rows] = now
         if self._write.derives and self.rows.any():
             backend.set_const(self.rows.nonzero().flatten().cpu())
 
@@ -105,10 +110,7 @@ class NanGuard:
         field.rows[first] = True
 
     def dump(self, error: NonFiniteError, *, control_steps: int, nstep: int, seed: int) -> Path:
-        """Write the kept states of the rows that the error names.
-
-        The rows' models are put back to what they were in the last step: the environment is given
-        up.
+        """Write the kept states of the rows that the error names, and leave all as it is.
 
         Args:
             error: what was found.
@@ -122,9 +124,8 @@ class NanGuard:
         rows = error.rows[: self._cfg.max_envs_to_dump]
         kept = min(self._recorded, self._cfg.buffer_size)
         order = [i % self._cfg.buffer_size for i in range(self._recorded - kept, self._recorded)]
-        for field in self._overwritten.values():
-            field.restore(self._backend)
-        models = [bytearray(self._backend.get_model_bytes(row)) for row in rows]
+        with self._last_models():
+            models = [bytearray(self._backend.get_model_bytes(row)) for row in rows]
         content = {
             "version": DUMP_VERSION,
             "backend": type(self._backend).__name__,
@@ -147,9 +148,25 @@ class NanGuard:
         again = (f"_{number}" if number > 1 else "" for number in count(1))
         paths = (folder / f"nan_dump_{control_steps}{suffix}.pt" for suffix in again)
         path = next(path for path in paths if not path.exists())
-        torch.save(content, path.with_suffix(".tmp"))
-        os.replace(path.with_suffix(".tmp"), path)
+        whole = path.with_suffix(".tmp")
+        try:
+            torch.save(content, whole)
+            os.replace(whole, path)
+        finally:
+            whole.unlink(missing_ok=True)
         return path
+
+    @contextmanager
+    def _last_models(self) -> Iterator[None]:
+        """Let the models be what they were in the last step."""
+        fields = list(self._overwritten.values())
+        for field in fields:
+            field.swap(self._backend)
+        try:
+            yield
+        finally:
+            for field in fields:
+                field.swap(self._backend)
 
     def _fields(self) -> dict[str, list[int]]:
         """First and last column of each state field that is part of what is kept."""

@@ -15,7 +15,7 @@ from unilab.backends import HostBridgeTransferPlan, SimBackend
 from unilab.backends.base import Source
 from unilab.envs.entity import Entity, EntityCfg, SceneEntityCfg
 from unilab.envs.entity_data import DERIVED_FIELDS
-from unilab.envs.finite import bad_rows, is_finite, non_finite
+from unilab.envs.finite import bad_rows, is_finite, is_within, non_finite
 from unilab.envs.transaction import StagedWrite, Transaction
 from unilab.errors import ConfigError, did_you_mean
 
@@ -136,7 +136,8 @@ class EntityScene:
     def declare(self, entity: str, name: str) -> None:
         """Add a field of an entity to the union that is read every phase."""
         for base in DERIVED_FIELDS.get(name, (name,)):
-            self[entity].source(base)
+            source, _ = self[entity].source(base)
+            self._backend.get_tensor_capabilities().require_state_field(source)
             self._declared[(entity, base)] = None
 
     def declare_sensor(self, name: str) -> None:
@@ -218,7 +219,8 @@ class EntityScene:
         except KeyError:
             raise ConfigError(
                 f"sensor {name!r} was read by a term that did not declare it: decorate the term "
-                "with @reads(sensors=<parameter that names the sensors>)"
+                "with @reads(sensors=<parameter that names the sensors>), or, in a command, call "
+                f"env.scene.declare_sensor({name!r}) in __init__"
             ) from None
 
     def read(self) -> None:
@@ -244,12 +246,11 @@ class EntityScene:
         """
         packet = self.plan.packet
         if lose_rows:
-            # Before a term could overflow. What is no number compares as False.
-            size = packet.abs()
-            if bool(size.amax() <= MAX_VALUE):
+            # Before a term could overflow.
+            if is_within(packet, MAX_VALUE):
                 self.diverged.fill_(False)
             else:
-                torch.logical_not((size <= MAX_VALUE).all(1), out=self.diverged)
+                torch.logical_not((packet.abs() <= MAX_VALUE).all(1), out=self.diverged)
                 packet.masked_fill_(self.diverged.unsqueeze(1), 0.0)
             return
         if is_finite(packet):

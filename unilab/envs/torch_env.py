@@ -20,6 +20,7 @@ from unilab.envs.given import (
     TRAINING_STATE_VERSION,
     checked_action,
     control_steps_of,
+    rows_left_out,
     rows_of_ids,
     rows_of_mask,
 )
@@ -41,17 +42,20 @@ class _Life:
     """The last one, for the rows that a reset leaves alone. The caller was given a copy."""
     ended: tuple[Tensor, Tensor] | None = None
     """``[num_envs]`` each, episodes that were terminated or truncated and not begun anew."""
+    standing: Tensor | None = None
+    """``[n]``, ended environments that the step under way leaves out."""
 
 
 class TorchEnv(EnvBase):
     """A batch of environments as a TorchRL ``EnvBase`` of batch size ``[num_envs]``.
 
     A step validates the action, advances physics, evaluates the new state and returns it under
-    ``"next"``. Rows that are done keep their terminal, pre-reset observation there; TorchRL's
-    ``step_and_maybe_reset`` then resets those rows only and puts their first observation at the
-    root. A reset is one transaction: the whole payload is built and checked, then written once. A
-    failure before the write leaves the environment as it was; a failure after it, or in a step
-    once physics has begun, faults the environment for good.
+    ``"next"``. All environments take it: TorchRL's ``"_step"`` mask may leave out only those whose
+    episodes have ended, which then show their end again. Rows that are done keep their terminal,
+    pre-reset observation in ``"next"``; TorchRL's ``step_and_maybe_reset`` then resets those rows
+    only and puts their first observation at the root. A reset is one transaction: the whole payload
+    is built and checked, then written once. A failure before the write leaves the environment as it
+    was; a failure after it, or in a step once physics has begun, faults the environment for good.
 
     Args:
         num_envs: environments in the batch.
@@ -95,6 +99,11 @@ class TorchEnv(EnvBase):
     def common_step_counter(self) -> int:
         """Control steps so far, over all episodes; what a curriculum goes by."""
         return self._life.control_steps
+
+    @property
+    def standing_rows(self) -> Tensor | None:
+        """``[n]``, ended environments that the step under way leaves out; None: there are none."""
+        return self._life.standing
 
     @property
     def obs_buf(self) -> dict[str, Tensor]:
@@ -201,6 +210,9 @@ class TorchEnv(EnvBase):
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         self._check_usable()
         action = checked_action(tensordict.get("action", None), self._action_shape, self.device)
+        standing = self._life.standing = rows_left_out(
+            tensordict.get("_step", None), self._life.ended, self.num_envs
+        )
         with self._threads:
             try:
                 began = time.perf_counter_ns()
@@ -209,15 +221,28 @@ class TorchEnv(EnvBase):
                 self._life.control_steps += 1
                 self.episode_length.add_(1)
                 reward, terminated, truncated = self._evaluate()
-                self._life.ended = terminated, truncated
-                observation = self._life.observation = self._observe()
+                observation = self._observe()
+                if standing is not None:
+                    self.episode_length[standing] -= 1
+                    reward = reward.index_fill(0, standing, 0.0)
+                    terminated, truncated = (
+                        _leave(standing, old, new)
+                        for old, new in zip(
+                            self._life.ended or (), (terminated, truncated), strict=True
+                        )
+                    )
+                    observation = {
+                        k: _leave(standing, self._life.observation[k], v)
+                        for k, v in observation.items()
+                    }
+                self._life.ended, self._life.observation = (terminated, truncated), observation
                 self._after_step()
+                # Copies: the caller may write into what it was given.
+                observation = {k: v.clone() for k, v in observation.items()}
+                flags = torch.stack((terminated, truncated)).unsqueeze(-1)
+                reward = reward.unsqueeze(-1).clone()
             except BaseException as error:
                 self._set_fault(error, "step")
-            # Copies: the caller may write into what it was given.
-            observation = {k: v.clone() for k, v in observation.items()}
-            flags = torch.stack((terminated, truncated)).unsqueeze(-1)
-            reward = reward.unsqueeze(-1).clone()
         if self.on_span is not None:
             self.on_span("physics", began, moved)
             self.on_span("managers", moved, time.perf_counter_ns())
@@ -259,7 +284,7 @@ class TorchEnv(EnvBase):
             raise ConfigError("reset was given env_ids and a '_reset' mask: give one of them")
         rows = rows_of_ids(env_ids, self.num_envs, self.device)
         if tensordict is None and not kwargs:  # nothing of the caller's to merge with
-            begun = {**self._reset_rows(rows), **self._standing_flags()}
+            begun = self._reset_rows(rows)
             return TensorDict._new_unsafe(begun, batch_size=self.batch_size, device=self.device)
         given = self._standing() if tensordict is None else tensordict.copy()
         mask = torch.zeros(self.num_envs, 1, dtype=torch.bool, device=self.device)
@@ -280,12 +305,13 @@ class TorchEnv(EnvBase):
         return TensorDict._new_unsafe(begun, batch_size=self.batch_size, device=self.device)
 
     def _reset_rows(self, rows: Tensor) -> dict[str, Tensor]:
+        """Begin episodes in some rows; every row's observations and flags."""
         self._check_usable()
         begun = self._begin_episodes(rows)
         if self._life.ended is not None:
             terminated, truncated = (flag.index_fill(0, rows, False) for flag in self._life.ended)
             self._life.ended = terminated, truncated
-        return begun
+        return begun | self._standing_flags()
 
     def _standing(self) -> TensorDict:
         """What the environments show now, of ended episodes as well."""
@@ -390,6 +416,12 @@ class TorchEnv(EnvBase):
             root, batch_size=self.batch_size, device=self.device
         )
 
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            f"{type(self).__name__} holds physics in this process's memory and cannot be copied or "
+            "sent: give a function that makes one, such as unilab.registry.factory(task)"
+        )
+
     def close(self, *, raise_if_closed: bool = True) -> None:
         """End the environment; a second call does nothing."""
         self._life.released = True
@@ -429,3 +461,8 @@ class TorchEnv(EnvBase):
         error.add_note(f"The environment failed {life.fault_at} and can no longer be used.")
         self._on_fault(error)
         raise error
+
+
+def _leave(rows: Tensor, old: Tensor, new: Tensor) -> Tensor:
+    """The new values, but the old ones in some rows."""
+    return new.index_copy(0, rows, old[rows])

@@ -94,6 +94,7 @@ FAMILIES: dict[str, Metric] = {
         Metric(tag="Eval/Episode_Reward/", unit="reward/s", aggregation="mean", owner=_EVALUATION),
         Metric(tag="Eval/Episode_Termination/", unit="share", aggregation="mean", owner=_ENV),
         Metric(tag="Eval/Metrics/", unit="1", aggregation="mean", owner=_EVALUATION),
+        Metric(tag="Eval/Curriculum/", unit="1", aggregation="last", owner=_ENV),
         Metric(tag="Episode_Reward/", unit="reward/s", aggregation="mean", owner=_ENV),
         Metric(tag="Episode_Termination/", unit="share", aggregation="mean", owner=_ENV),
         Metric(tag="Curriculum/", unit="1", aggregation="last", owner=_ENV),

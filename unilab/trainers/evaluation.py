@@ -22,16 +22,24 @@ class Evaluator:
         policy: follows TorchRL's exploration type; the deterministic action is taken.
         max_steps: end of the episodes, in control steps; the environment's own
             ``max_episode_length`` by default.
+        trained: the environment that training uses; each evaluation takes over its count of control
+            steps, and with it the stage of a curriculum. None: the count is that of ``env`` itself.
 
     Raises:
         ConfigError: neither the call nor the environment says how long an episode is.
     """
 
     def __init__(
-        self, env: EnvBase, policy: TensorDictModuleBase, *, max_steps: int | None = None
+        self,
+        env: EnvBase,
+        policy: TensorDictModuleBase,
+        *,
+        max_steps: int | None = None,
+        trained: Any = None,
     ) -> None:
         self.env = env
         self.policy = policy
+        self.trained = trained
         steps = max_steps if max_steps is not None else getattr(env, "max_episode_length", None)
         if steps is None:
             raise ConfigError(
@@ -49,6 +57,9 @@ class Evaluator:
             environment with ``drain_metrics``, its reward terms and metrics under ``Eval/`` as
             well, over every episode that ended meanwhile.
         """
+        if self.trained is not None:
+            stage: Any = self.env
+            stage.import_training_state(self.trained.export_training_state())
         drain: Any = getattr(self.env, "drain_metrics", None)
         if drain is not None:
             drain()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -15,7 +15,9 @@ from unilab.record import RunFolder
 from unilab.trainers.checkpoint_files import newest, read_identity, read_states
 from unilab.trainers.mismatch import mismatch
 
-__all__ = ["load_play_actor"]
+__all__ = ["load_env_training_state", "load_play_actor"]
+
+T = TypeVar("T")
 
 # Readings of a run that is training and replaces its checkpoints meanwhile.
 _TRIES = 10
@@ -41,11 +43,30 @@ def load_play_actor(run_or_checkpoint: str | Path) -> nn.Module:
             those of the actor that its builder makes now. No weight was loaded then.
         ActorContractError: the builder cannot be called or returns no actor of the contract.
     """
-    given = Path(run_or_checkpoint)
+    return _read(Path(run_or_checkpoint), _actor)
+
+
+def load_env_training_state(run_or_checkpoint: str | Path) -> Mapping[str, Any]:
+    """How far the environment of a run had come, for ``import_training_state``.
+
+    Args:
+        run_or_checkpoint: a run's folder, whose newest checkpoint is taken, or one checkpoint.
+
+    Raises:
+        CheckpointError: no checkpoint there, a damaged one, or one without an environment's state.
+    """
+    state: Any = _read(Path(run_or_checkpoint), lambda path: read_states(path, ["env"])["env"])
+    if not isinstance(state, Mapping):
+        raise CheckpointError(f"{run_or_checkpoint}: its environment's state is {state!r}")
+    return state
+
+
+def _read(given: Path, read: Callable[[Path], T]) -> T:
+    """What is in the newest checkpoint, which a running training may replace meanwhile."""
     for _ in range(_TRIES):
         path = _checkpoint(given)
         try:
-            return _actor(path)
+            return read(path)
         except CheckpointError:
             if path.exists() or path == given:
                 raise

@@ -14,7 +14,7 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.data import ReplayBuffer
 
 from unilab.data import RewardNormalizer
-from unilab.errors import CollectorError, ConfigError, NonFiniteError, UnilabError
+from unilab.errors import ConfigError, NonFiniteError, UnilabError
 from unilab.record.console import Progress
 from unilab.record.metrics import MetricLogger
 from unilab.record.trace import write_trace
@@ -127,6 +127,7 @@ class OffPolicyRunner:
         self.metrics: dict[str, float] = {}
         self._episodes = EpisodeTracker()
         self._updates: list[TensorDict] = []
+        self._updating = False
         self._evaluated_at = -1
         self._saved_at = -1
         self._evaluation: dict[str, float] = {}
@@ -134,7 +135,7 @@ class OffPolicyRunner:
     def run(self) -> RunResult:
         """Trains until the collector ends, time is up, or Ctrl-C; always leaves a checkpoint.
 
-        An error while collecting leaves one as well before it is raised.
+        An error, unless of an update, leaves one as well before it is raised.
 
         Returns:
             How the run ended.
@@ -152,8 +153,7 @@ class OffPolicyRunner:
                     self._train()
                     self._finish(interrupted=self._running.stop.requested)
                 except Exception as error:
-                    # Whoever asks first finds that a process has died: the loop, or the metrics.
-                    if error is self._running.error or isinstance(error, CollectorError):
+                    if not self._updating:
                         self._save_after(error)
                     raise
         except UnilabError:
@@ -175,8 +175,10 @@ class OffPolicyRunner:
                 for _ in range(self.updates_per_step):
                     with span("replay"):
                         batch = self.rewards.normalize(self.buffer.sample())
+                    self._updating = True  # and half done, should it fail
                     with span("update"):
                         self._updates.append(self.learner.update(batch))
+                    self._updating = False
             self._after_step(data)
             if self._time_is_up():
                 break
@@ -215,11 +217,16 @@ class OffPolicyRunner:
             self._save()
 
     def _save_after(self, error: Exception) -> None:
-        """Keep what was learned until collecting failed, unless NaN made it fail."""
+        """Keep what was learned until something failed, unless NaN made it fail."""
         if isinstance(error, NonFiniteError) or isinstance(error.__cause__, NonFiniteError):
             return
         if self._saved_at != self.counters.frames:
-            self._log()
+            try:
+                self._log()
+            except NonFiniteError:
+                raise
+            except Exception as again:  # it may be what failed before
+                error.add_note(f"The last metrics are not logged: {again}")
             self._save()
         if self.checkpointer is not None:
             error.add_note(f"What was learned in {self.counters.frames} frames is saved.")

@@ -14,6 +14,7 @@ from unilab.backends.conformance.subject import (
     drive,
     poses,
     refuses,
+    same,
     state,
 )
 from unilab.errors import CapabilityError
@@ -101,6 +102,27 @@ def a_reset_keeps_the_model_of_its_rows(it: Subject) -> None:
             assert torch.equal(varied.expand(name), value), f"a reset writes over {name}"
         told = [varied.get_model_bytes(row) for row in range(N)]
         assert told == models, "a reset changes what get_model_bytes returns"
+        before, ctrl = varied.get_replay_state().clone(), controls(varied, 3)[0]
+        varied.step_tensor(ctrl, NSTEP)
+        for row, model in enumerate(models):
+            again = type(varied).replay(model, before[row], ctrl[row].double(), NSTEP)
+            assert torch.equal(again, varied.get_replay_state()[row]), (
+                f"after a reset row {row} steps with another model than it had"
+            )
+
+
+def set_const_leaves_the_state(it: Subject) -> None:
+    names = ("qpos", "qvel", "act", "time", "ctrl")
+    with it.made(N) as (backend,):
+        fields = sorted(backend.get_tensor_capabilities().derived_from)
+        for name in fields:
+            backend.expand(name)
+        drive(backend)
+        views = backend.get_state_views()
+        before = {k: v.clone() for k, v in views.items() if k in names}
+        for rows in (torch.tensor([1, 3]), None) if fields else ():
+            backend.set_const(rows)
+            same(before, dict(views), torch.arange(N), f"after set_const({rows})")
 
 
 def set_const_recomputes_what_follows(it: Subject) -> None:
@@ -180,5 +202,6 @@ CLAUSES = (
     a_model_field_acts_in_its_row,
     a_reset_keeps_the_model_of_its_rows,
     set_const_recomputes_what_follows,
+    set_const_leaves_the_state,
     a_step_can_be_replayed,
 )

@@ -129,10 +129,11 @@ def a_reset_row_is_like_new(it: Subject) -> None:
         same(snapshot(new), snapshot(old), rows, "some steps after a reset from a new backend")
 
 
-def a_write_without_reset_keeps_time_and_controls(it: Subject) -> None:
+def a_write_without_reset_keeps_the_rest(it: Subject) -> None:
     with it.made(N) as (backend,):
         drive(backend)
-        kept = {k: v.clone() for k, v in backend.get_state_views().items() if k in ("time", "ctrl")}
+        views = backend.get_state_views()
+        kept = {k: v.clone() for k, v in views.items() if k in ("time", "ctrl", "act")}
         backend.set_state_tensor(torch.arange(N), *poses(backend, 1), reset=False)
         same(kept, dict(backend.get_state_views()), torch.arange(N), "after reset=False")
 
@@ -184,7 +185,7 @@ CLAUSES = (
     a_write_sets_its_rows_and_no_others,
     a_write_that_does_not_fit_is_refused_whole,
     a_reset_row_is_like_new,
-    a_write_without_reset_keeps_time_and_controls,
+    a_write_without_reset_keeps_the_rest,
     sensors_are_current_with_the_state,
     a_diverged_row_stays_visible_and_alone,
 )

@@ -61,7 +61,8 @@ class CommandTerm(ABC):
 
         Asked for in every step, before a new command is drawn. The means over the steps of ended
         episodes are logged as ``Metrics/<command>/<name>``. What it reads of an entity is to be
-        declared in ``__init__`` with ``env.scene.declare(entity, field)``.
+        declared in ``__init__``: ``env.scene.declare(entity, field)``, and
+        ``env.scene.declare_sensor(name)`` for a sensor.
         """
         return {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from unilab.envs.managers.term import Term, bind_term
-from unilab.errors import ConfigError
+from unilab.errors import ConfigError, NonFiniteError
 
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
@@ -21,7 +22,8 @@ class CurriculumTermCfg:
     """One thing that changes."""
 
     func: Callable[..., Any]
-    """``func(env, env_ids, **params)`` with ``env_ids`` ``[n]`` int64, the episodes that end.
+    """``func(env, env_ids, **params)`` with ``env_ids`` ``[n]`` int64, the environments that are
+    reset: their episodes end, but at the very first reset, which is of all of them.
 
     What it returns is logged as ``Curriculum/<name>``: a number, a tensor of one element, a dict of
     such, or None for nothing.
@@ -57,6 +59,7 @@ class CurriculumManager:
 
         Raises:
             ConfigError: a term returned something that cannot be logged.
+            NonFiniteError: it returned NaN or an infinity.
         """
         for term in self._terms:
             self._log(term, term(self._env, rows))
@@ -68,12 +71,15 @@ class CurriculumManager:
         for key, number in values.items():
             tag = f"{term.name}/{key}" if key else term.name
             try:
-                self._state[tag] = float(number)
+                shown = float(number)
             except (TypeError, ValueError, RuntimeError) as error:
                 raise ConfigError(
                     f"curriculum term {term.name!r} returned {value!r}: expected a number, a "
                     "dict of numbers or None"
                 ) from error
+            if not math.isfinite(shown):
+                raise NonFiniteError(f"curriculum term {term.name!r} returned {value!r}")
+            self._state[tag] = shown
 
     @property
     def metrics(self) -> dict[str, float]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from torch import Tensor
 from unilab.envs.checks import Bound, check_fields, check_range
 from unilab.envs.finite import bad_rows, is_finite, non_finite
 from unilab.envs.managers.delay import DelayBuffer, DelayCfg, Recall
+from unilab.envs.managers.memory import remembering_rows
 from unilab.envs.managers.term import (
     ManagerTermBase,
     Term,
@@ -139,7 +139,7 @@ class ObservationManager:
                 history does not fit them.
             NonFiniteError: a term returned values that are not finite.
         """
-        values = first_values(self._terms, self._env)
+        values = first_values(self._terms, self._env, by_rows=True)
         for group, cfg in self._cfg.items():
             widths, columns, recalls = {}, [], {}
             for (name, term), pick in zip(cfg.terms.items(), self._picks[group], strict=True):
@@ -212,7 +212,8 @@ class ObservationManager:
         if rows is None:
             gathered = torch.cat(evaluate(self._terms, self._env), dim=1)
         else:
-            with self._remembering(rows):
+            memories = [t.func for t in self._terms if isinstance(t.func, ManagerTermBase)]
+            with remembering_rows(memories, rows, self._env.num_envs):
                 gathered = torch.cat(evaluate(self._terms, self._env), dim=1)
             gathered = gathered.index_select(0, rows)
         out = {}
@@ -234,20 +235,6 @@ class ObservationManager:
                 value = memory.push(value) if rows is None else memory.begin(rows, value)
             out[name] = value
         return out
-
-    @contextmanager
-    def _remembering(self, rows: Tensor) -> Iterator[None]:
-        """Let terms with a memory be called for the sake of some rows, and not notice in others."""
-        memories = [
-            (term.func, name, value.clone())
-            for term in self._terms
-            if isinstance(term.func, ManagerTermBase)
-            for name, value in vars(term.func).items()
-            if isinstance(value, Tensor) and value.shape[:1] == (self._env.num_envs,)
-        ]
-        yield
-        for term, name, before in memories:
-            setattr(term, name, before.index_copy_(0, rows, getattr(term, name)[rows]))
 
     def _not_finite(self, name: str, value: Tensor, rows: Tensor | None) -> NonFiniteError:
         widths = self._groups[name].widths

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from unilab.envs.entity import SceneEntityCfg
 from unilab.envs.finite import bad_rows, is_finite
+from unilab.envs.managers.memory import checking_memory
 from unilab.envs.managers.parameters import bound_parameters
 from unilab.errors import CapabilityError, ConfigError, NonFiniteError, did_you_mean
 
@@ -58,7 +60,9 @@ class ManagerTermBase(ABC):
     """A term with a memory: give the class as ``func``.
 
     It is made once as ``func(cfg, env)`` and called like a function. Tensors that it keeps are made
-    in ``__init__``, from ``env.num_envs`` and ``env.device``.
+    in ``__init__``, on ``env.device``. In an observation each must begin with the environments,
+    ``[env.num_envs, ...]``, in a list, a dict or a TensorDict if need be: the term is also called
+    when some of them begin an episode, and the others are not to notice.
 
     Args:
         cfg: the term's configuration, with entities resolved and defaults filled in.
@@ -77,7 +81,7 @@ class ManagerTermBase(ABC):
         """Forget what belongs to the episodes that ended, in the rows ``[n]``."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Term:
     """A term function with its parameters bound and its entities resolved."""
 
@@ -87,23 +91,32 @@ class Term:
     params: dict[str, Any]
     reads: Mapping[tuple[str, str], None] = field(default_factory=dict)
     """What it declared, as the scene keeps it."""
+    returned: tuple[Any, ...] | None = None
+    """Shape and dtype of what it returned at construction."""
 
     def __call__(self, env: ManagerBasedRlEnv, *args: Any) -> Any:
         return self.func(env, *args, **self.params)
 
-    def first(self, env: ManagerBasedRlEnv, *args: Any) -> Any:
+    def first(self, env: ManagerBasedRlEnv, *args: Any, by_rows: bool = False) -> Any:
         """A call and a reset at construction: the term sees what it declared, errors name it.
 
         What a command that its parameters name declared counts as its own.
+
+        Args:
+            env: the environment.
+            *args: what the manager passes besides.
+            by_rows: whether it will be called for the sake of some environments.
         """
         shown = dict(self.reads)
         for value in self.params.values():
             if isinstance(value, str):
                 shown |= env.command_manager.reads.get(value, {})
         with naming(self.kind, self.name), env.scene.showing(shown):
-            value = self(env, *args)
-            if isinstance(self.func, ManagerTermBase):
-                rehearse(env, self.func.reset)
+            if not isinstance(self.func, ManagerTermBase):
+                return self(env, *args)
+            with checking_memory(self.func, env.num_envs) if by_rows else nullcontext():
+                value = self(env, *args)
+            rehearse(env, self.func.reset)
             return value
 
     def reset(self, rows: Tensor) -> None:
@@ -195,19 +208,23 @@ def _bind(
     called = func if memory is None else memory.__call__
     title = getattr(func, "__name__", repr(func))
     bound = bound_parameters(called, title, cfg.params, leading + (memory is not None))
+    read = getattr(func, "reads_fields", ())
+    entities = 0
     for key, value in bound.items():
-        if isinstance(value, SceneEntityCfg):
-            if key not in cfg.params and value.name not in scene.entities and scene.entities:
+        found = [leaf for leaf in tree_leaves(value) if isinstance(leaf, SceneEntityCfg)]
+        entities += len(found)
+        for entity in found:
+            if key not in cfg.params and entity.name not in scene.entities and scene.entities:
                 first = next(iter(scene.entities))
                 raise ConfigError(
-                    f"the scene has no entity {value.name!r}; it has {sorted(scene.entities)}: "
+                    f"the scene has no entity {entity.name!r}; it has {sorted(scene.entities)}: "
                     f"give {key}=SceneEntityCfg({first!r})"
                 )
-            bound[key] = scene.resolve(value)
-            for name in getattr(func, "reads_fields", ()):
-                scene.declare(value.name, name)
-    read = getattr(func, "reads_fields", ())
-    if read and not any(isinstance(value, SceneEntityCfg) for value in bound.values()):
+            for name in read:
+                scene.declare(entity.name, name)
+        if found:
+            bound[key] = tree_map_only(SceneEntityCfg, scene.resolve, value)
+    if read and not entities:
         raise ConfigError(
             f"@reads names {', '.join(read)} of the entity that a SceneEntityCfg parameter names, "
             'but there is none: give the term asset_cfg: SceneEntityCfg = SceneEntityCfg("...")'
@@ -230,10 +247,15 @@ def _bind(
     return func, bound
 
 
-def first_values(terms: Sequence[Term], env: ManagerBasedRlEnv) -> list[Any]:
+def first_values(
+    terms: Sequence[Term], env: ManagerBasedRlEnv, *, by_rows: bool = False
+) -> list[Any]:
     """As :func:`evaluate`, at construction: see :meth:`Term.first`."""
     with torch.inference_mode():
-        return [term.first(env) for term in terms]
+        values = [term.first(env, by_rows=by_rows) for term in terms]
+    for term, value in zip(terms, values, strict=True):
+        term.returned = _kind(value)
+    return values
 
 
 def evaluate(terms: Sequence[Term], env: ManagerBasedRlEnv) -> list[Any]:
@@ -243,9 +265,33 @@ def evaluate(terms: Sequence[Term], env: ManagerBasedRlEnv) -> list[Any]:
 
     Returns:
         Inference tensors, perhaps; what a manager makes of them outside (a stack, a sum) is none.
+
+    Raises:
+        ConfigError: a term returned something else than at construction.
     """
     with torch.inference_mode():
-        return [term(env) for term in terms]
+        values = [term(env) for term in terms]
+    for term, value in zip(terms, values, strict=True):
+        if _kind(value) != term.returned:
+            raise ConfigError(
+                f"{term.kind} term {term.name!r} returned {_shown(_kind(value))}, and "
+                f"{_shown(term.returned)} at construction: let it return the same every time"
+            )
+    return values
+
+
+def _kind(value: Any) -> tuple[Any, ...]:
+    """What must not change about a term's values."""
+    return (value.shape, value.dtype) if isinstance(value, Tensor) else (type(value),)
+
+
+def _shown(kind: tuple[Any, ...] | None) -> str:
+    match kind:
+        case (shape, dtype):
+            return f"{dtype} of shape {tuple(shape)}"
+        case (cls,):
+            return f"a {cls.__name__}"
+    return "nothing"
 
 
 def check_value(

@@ -14,9 +14,12 @@ from unilab.envs import (
     EntityCfg,
     EventTermCfg,
     ManagerBasedRlEnv,
+    ObservationGroupCfg,
+    ObservationTermCfg,
     SceneCfg,
     SceneEntityCfg,
     TerminationTermCfg,
+    UniformNoiseCfg,
     mdp,
     reads,
 )
@@ -101,7 +104,7 @@ def test_controls_that_are_not_finite_name_actuators_and_rows(tmp_path):
     scale = {"first.*": 1.0, "second.*": 1e10}
     env = twins(tmp_path, actions={"e": mdp.JointEffortActionCfg(scale=scale)})
     action = torch.zeros(4, 2)
-    action[2] = 1e30
+    action[2] = 1e9
     with pytest.raises(
         NonFiniteError, match=r"\(actuator: first rows\): \{'second_motor': \[2\]\}"
     ):
@@ -562,6 +565,40 @@ def test_the_description_lists_every_table():
                  "base_velocity", "rewards (weight per second)", "track_lin_vel_xy", "+1.5",
                  "terminations", "time_out", "truncates", "events", "reset_base"):  # fmt: skip
         assert word in text, word
+
+
+def test_the_description_says_what_becomes_of_a_value(tmp_path):
+    late = {"delay_min_lag": 1, "delay_max_lag": 2, "delay_update_period": None}
+    terms = {
+        "pos": ObservationTermCfg(
+            func=mdp.joint_pos_rel,
+            params=ON_TWINS,
+            noise=UniformNoiseCfg(n_min=-0.01, n_max=0.02),
+            clip=(-1.0, 3.0),
+            scale=0.5,
+            history_length=3,
+            **late,
+        ),
+        "vel": ObservationTermCfg(func=mdp.joint_vel_rel, params=ON_TWINS),
+    }
+    heavier = EventTermCfg(
+        func=mdp.randomize_rigid_body_mass,
+        mode="startup",
+        params={"mass_distribution_params": (1.0, 2.0), "operation": "scale", **ON_TWINS},
+    )
+    env = twins(
+        tmp_path,
+        observations={"obs": ObservationGroupCfg(terms=terms, enable_corruption=True)},
+        events={"heavier": heavier},
+    )
+    lines = [" ".join(line.split()) for line in env.describe().splitlines()]
+    assert "observations 'obs' [8]" in lines
+    said = "pos 6 noise -0.01 to 0.02, clip -1 to 3, scale 0.5, 1 to 2 steps late, 3 frames"
+    assert said in lines
+    assert "vel 2" in lines
+    assert "heavier startup, writes body_mass, body_inertia and what follows from it" in lines
+    command = "base_velocity (3,), measures error_vel_xy, error_vel_yaw"
+    assert command in " ".join(go2().describe().split())
 
 
 def test_joints_are_found_by_pattern_in_model_order():

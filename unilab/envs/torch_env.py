@@ -119,6 +119,10 @@ class TorchEnv(EnvBase):
         shown = {"num_envs": self.num_envs, **widths, "device": self.device}
         return ", ".join(f"{name}={value}" for name, value in shown.items())
 
+    def describe(self) -> str:
+        """What the environment is made of, for people."""
+        return repr(self)
+
     def set_output_dir(self, path: str) -> None:
         """Choose the folder of what the environment writes, if it writes anything.
 

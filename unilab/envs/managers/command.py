@@ -180,5 +180,9 @@ class CommandManager:
 
     def __str__(self) -> str:
         lines = ["commands"]
-        lines += [f"  {n:<28} {tuple(t.command.shape[1:])}" for n, t in self._terms.items()]
+        for name, term in self._terms.items():
+            tags = (metric.partition("/") for metric in self.metric_names)
+            own = ", ".join(metric for command, _, metric in tags if command == name)
+            measured = f", measures {own}" if own else ""
+            lines.append(f"  {name:<28} {tuple(term.command.shape[1:])}{measured}")
         return "\n".join(lines)

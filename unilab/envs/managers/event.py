@@ -174,7 +174,14 @@ class EventManager:
 
     def __str__(self) -> str:
         lines = ["events"]
-        lines += [f"  {t.name:<28} {mode}" for mode, ts in self._terms.items() for t in ts]
+        derived = self._env.backend.get_tensor_capabilities().derived_from
+        for mode, terms in self._terms.items():
+            for term in terms:
+                written = getattr(term.func, "writes_fields", ())
+                shown = mode + (f", writes {', '.join(written)}" if written else "")
+                if derived.intersection(written):
+                    shown += " and what follows from it"
+                lines.append(f"  {term.name:<28} {shown}")
         return "\n".join(lines)
 
 

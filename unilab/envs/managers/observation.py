@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -248,10 +248,29 @@ class ObservationManager:
 
     def __str__(self) -> str:
         lines = []
-        for name, terms in self.term_widths.items():
-            lines.append(f"observations {name!r} [{sum(terms.values())}]")
-            lines += [f"  {term:<28} {width}" for term, width in terms.items()]
+        for group, cfg in self._cfg.items():
+            lines.append(f"observations {group!r} [{self.groups_spec[group]}]")
+            for name, term in cfg.terms.items():
+                shown = ", ".join(_treatment(group, name, cfg, term))
+                lines.append(f"  {name:<28} {self._groups[group].shown[name]:<4} {shown}".rstrip())
         return "\n".join(lines)
+
+
+def _treatment(
+    group: str, name: str, cfg: ObservationGroupCfg, term: ObservationTermCfg
+) -> Iterator[str]:
+    """What becomes of a term's values, in order, for a table."""
+    if cfg.enable_corruption and term.noise is not None:
+        yield f"noise {term.noise.n_min:g} to {term.noise.n_max:g}"
+    if term.clip is not None:
+        yield "clip {:g} to {:g}".format(*term.clip)
+    if term.scale != 1.0:
+        yield f"scale {term.scale}"
+    recall = _recall(group, name, cfg, term, 1)
+    if term.delay_max_lag:
+        yield f"{term.delay_min_lag} to {term.delay_max_lag} steps late"
+    if recall.frames > 1:
+        yield f"{recall.frames} frames"
 
 
 def _recall(

@@ -6,7 +6,6 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import torch
@@ -24,26 +23,9 @@ from unilab.envs.given import (
     rows_of_ids,
     rows_of_mask,
 )
+from unilab.envs.life import FLAGS, Life
 from unilab.envs.threads import PARALLEL_GRAIN, OneThread
-from unilab.errors import CapabilityError, ConfigError, EnvFaultedError
-
-_FLAGS = ("done", "terminated", "truncated")
-
-
-@dataclass
-class _Life:
-    """What changes of an environment besides its tensors."""
-
-    control_steps: int = 0
-    fault: BaseException | None = None
-    fault_at: str = ""
-    released: bool = False
-    observation: dict[str, Tensor] = field(default_factory=dict)
-    """The last one, for the rows that a reset leaves alone. The caller was given a copy."""
-    ended: tuple[Tensor, Tensor] | None = None
-    """``[num_envs]`` each, episodes that were terminated or truncated and not begun anew."""
-    standing: Tensor | None = None
-    """``[n]``, ended environments that the step under way leaves out."""
+from unilab.errors import CapabilityError, ConfigError
 
 
 class TorchEnv(EnvBase):
@@ -93,7 +75,7 @@ class TorchEnv(EnvBase):
         self.generator.seed() if seed is None else self.generator.manual_seed(seed)
         self.episode_length = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
         self._all_rows = torch.arange(num_envs, device=self.device)
-        self._life = _Life()
+        self._life = Life(num_envs, self.device)
 
     @property
     def common_step_counter(self) -> int:
@@ -204,7 +186,7 @@ class TorchEnv(EnvBase):
         self.reward_spec = Unbounded((n, 1), device=device)
         flag = Categorical(2, shape=(n, 1), dtype=torch.bool, device=device)
         self.done_spec = Composite(
-            {k: flag.clone() for k in _FLAGS},
+            {k: flag.clone() for k in FLAGS},
             shape=(n,),
             device=device,
         )
@@ -212,7 +194,7 @@ class TorchEnv(EnvBase):
     @torch.inference_mode(False)  # what is kept must outlive the caller's inference mode
     @torch.no_grad()
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        self._check_usable()
+        self._life.check_usable()
         action = checked_action(tensordict.get("action", None), self._action_shape, self.device)
         standing = self._life.standing = rows_left_out(
             tensordict.get("_step", None), self._life.ended, self.num_envs
@@ -229,16 +211,9 @@ class TorchEnv(EnvBase):
                 if standing is not None:
                     self.episode_length[standing] -= 1
                     reward = reward.index_fill(0, standing, 0.0)
-                    terminated, truncated = (
-                        _leave(standing, old, new)
-                        for old, new in zip(
-                            self._life.ended or (), (terminated, truncated), strict=True
-                        )
+                    terminated, truncated, observation = self._life.as_ended(
+                        standing, terminated, truncated, observation
                     )
-                    observation = {
-                        k: _leave(standing, self._life.observation[k], v)
-                        for k, v in observation.items()
-                    }
                 self._life.ended, self._life.observation = (terminated, truncated), observation
                 self._after_step()
                 # Copies: the caller may write into what it was given.
@@ -310,24 +285,15 @@ class TorchEnv(EnvBase):
 
     def _reset_rows(self, rows: Tensor) -> dict[str, Tensor]:
         """Begin episodes in some rows; every row's observations and flags."""
-        self._check_usable()
+        self._life.check_usable()
         begun = self._begin_episodes(rows)
-        if self._life.ended is not None:
-            terminated, truncated = (flag.index_fill(0, rows, False) for flag in self._life.ended)
-            self._life.ended = terminated, truncated
-        return begun | self._standing_flags()
+        self._life.begin(rows)
+        return begun | self._life.flags()
 
     def _standing(self) -> TensorDict:
         """What the environments show now, of ended episodes as well."""
-        root = {k: v.clone() for k, v in self.obs_buf.items()} | self._standing_flags()
+        root = {k: v.clone() for k, v in self.obs_buf.items()} | self._life.flags()
         return TensorDict(root, self.batch_size, device=self.device)
-
-    def _standing_flags(self) -> dict[str, Tensor]:
-        """Of episodes that ended and were not begun anew."""
-        zeros = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
-        terminated, truncated = self._life.ended or (zeros, zeros)
-        flags = (terminated | truncated, terminated.clone(), truncated.clone())
-        return {k: flag.unsqueeze(-1) for k, flag in zip(_FLAGS, flags, strict=True)}
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -372,7 +338,7 @@ class TorchEnv(EnvBase):
             self.on_span("reset", began, time.perf_counter_ns())
         flags = torch.zeros(3, self.num_envs, 1, dtype=torch.bool, device=self.device)
         fresh = {k: v.clone() for k, v in fresh.items()}
-        return {**fresh, **dict(zip(_FLAGS, flags, strict=True))}
+        return {**fresh, **dict(zip(FLAGS, flags, strict=True))}
 
     @classmethod
     def _complete_done(cls, done_spec: Composite, data: TensorDictBase) -> TensorDictBase:
@@ -403,7 +369,7 @@ class TorchEnv(EnvBase):
         after = self._step(tensordict)
         tensordict._set_str("next", after, validated=True, inplace=False, non_blocking=False)
         root = {k: v for k, v in tensordict.items() if k not in ("next", "reward")}
-        root.update((key, after.get(key)) for key in (*self._life.observation, *_FLAGS))
+        root.update((key, after.get(key)) for key in (*self._life.observation, *FLAGS))
         done = root["done"]
         if done.any():
             rows = done.flatten().nonzero().flatten()
@@ -447,26 +413,7 @@ class TorchEnv(EnvBase):
         """
         self._life.control_steps = control_steps_of(state)
 
-    def _check_usable(self) -> None:
-        life = self._life
-        if life.fault is not None:
-            raise EnvFaultedError(
-                f"the environment failed earlier, {life.fault_at} "
-                f"({type(life.fault).__name__}: {life.fault}); "
-                "its state is undefined: make a new one"
-            ) from life.fault
-        if life.released:
-            raise EnvFaultedError("the environment is closed: make a new one")
-
     def _set_fault(self, error: BaseException, what: str) -> NoReturn:
-        life = self._life
-        life.fault = error
-        life.fault_at = f"in a {what} after {life.control_steps} control steps"
-        error.add_note(f"The environment failed {life.fault_at} and can no longer be used.")
+        self._life.fail(error, what)
         self._on_fault(error)
         raise error
-
-
-def _leave(rows: Tensor, old: Tensor, new: Tensor) -> Tensor:
-    """The new values, but the old ones in some rows."""
-    return new.index_copy(0, rows, old[rows])

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from unilab.cli.pictures import mj_model, views
 from unilab.cli.rollout import Episode, play_episodes
 from unilab.cli.runs import RobotEnv, TrainedTask, check_widths
-from unilab.errors import ConfigError
+from unilab.errors import CheckpointError, ConfigError
 from unilab.export import OnnxPolicy
 from unilab.modules import FlashSACPolicy, actor_semantics
 from unilab.record import VideoWriter
@@ -62,7 +62,10 @@ def play_run(
     with contextlib.ExitStack() as stack:
         stack.callback(env.close)
         check_widths(env, *_widths(chosen), played)
-        if policy is None:  # at the stage of the curriculum that it has come to
+        # At the stage of the curriculum that it has come to; with a file it may have none to tell.
+        with (
+            contextlib.suppress(CheckpointError) if policy is not None else contextlib.nullcontext()
+        ):
             env.import_training_state(dict(load_env_training_state(task.path)))
         shows: list[Callable[[], bool]] = []
         if video is not None:

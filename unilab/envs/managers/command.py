@@ -13,7 +13,8 @@ from torch import Tensor
 from unilab.envs.checks import check_fields
 from unilab.envs.finite import require_finite
 from unilab.envs.managers.countdown import Countdown, check_waiting
-from unilab.envs.managers.term import check_scalar, check_value, naming, rehearse
+from unilab.envs.managers.term import naming, rehearse
+from unilab.envs.managers.values import check_scalar, check_value
 from unilab.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from unilab.envs.finite import require_finite
-from unilab.envs.managers.term import bind_term, check_scalar, evaluate, first_values
+from unilab.envs.managers.term import bind_term
+from unilab.envs.managers.values import check_scalar, evaluate, first_values
 
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv

@@ -14,14 +14,8 @@ from unilab.envs.checks import Bound, check_fields, check_range
 from unilab.envs.finite import bad_rows, is_finite, non_finite
 from unilab.envs.managers.delay import DelayBuffer, DelayCfg, Recall
 from unilab.envs.managers.memory import remembering_rows
-from unilab.envs.managers.term import (
-    ManagerTermBase,
-    Term,
-    bind_term,
-    check_value,
-    evaluate,
-    first_values,
-)
+from unilab.envs.managers.term import ManagerTermBase, Term, bind_term
+from unilab.envs.managers.values import check_value, evaluate, first_values
 from unilab.errors import ConfigError, NonFiniteError, did_you_mean
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from unilab.envs.checks import check_fields
-from unilab.envs.managers.term import Term, bind_term, check_value, evaluate, first_values
+from unilab.envs.managers.term import Term, bind_term
+from unilab.envs.managers.values import check_value, evaluate, first_values
 from unilab.envs.recording import EpisodeFolder, RecordingCfg
 from unilab.errors import ConfigError, did_you_mean
 

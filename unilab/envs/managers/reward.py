@@ -11,7 +11,8 @@ from torch import Tensor
 
 from unilab.envs.checks import check_fits
 from unilab.envs.finite import bad_rows, is_finite, non_finite
-from unilab.envs.managers.term import bind_term, check_scalar, evaluate, first_values
+from unilab.envs.managers.term import bind_term
+from unilab.envs.managers.values import check_scalar, evaluate, first_values
 from unilab.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:

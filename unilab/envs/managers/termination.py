@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from unilab.envs.managers.term import bind_term, check_value, evaluate, first_values
+from unilab.envs.managers.term import bind_term
+from unilab.envs.managers.values import check_value, evaluate, first_values
 from unilab.envs.mdp.terminations import nan_detection
 
 if TYPE_CHECKING:

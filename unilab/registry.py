@@ -15,8 +15,8 @@ from importlib.util import find_spec
 from types import NoneType
 from typing import Any, get_args
 
+from unilab.checks import fits, hints_of, to_device, to_num_envs, to_seed
 from unilab.envs import TorchEnv
-from unilab.envs.checks import fits, hints_of, to_device, to_num_envs, to_seed
 from unilab.errors import ConfigError, did_you_mean
 from unilab.tasks import PORTED_TASKS, TASKS, TaskCfg
 from unilab.tasks.ported import SUITES

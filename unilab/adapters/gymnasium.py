@@ -12,8 +12,8 @@ from gymnasium.vector.utils import batch_space
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from unilab.checks import to_seed
 from unilab.envs import TorchEnv
-from unilab.envs.checks import to_seed
 from unilab.errors import ConfigError
 
 __all__ = ["GymnasiumVectorEnv"]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from unilab.backends import MujocoBackend, SimBackend
-from unilab.envs.checks import check_fields, to_num_envs
+from unilab.checks import check_fields, to_num_envs
 from unilab.envs.deployment import deployment_metadata
 from unilab.envs.episodes import EpisodeSums
 from unilab.envs.finite import require_finite

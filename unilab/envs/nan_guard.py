@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from unilab.backends import MujocoBackend, SimBackend
-from unilab.envs.checks import check_fields
+from unilab.checks import check_fields
 from unilab.envs.transaction import StagedWrite
 from unilab.errors import ConfigError, NonFiniteError, why_unreadable
 

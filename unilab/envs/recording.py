@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tensordict import TensorDict, TensorDictBase
 
-from unilab.envs.checks import check_fields
+from unilab.checks import check_fields
 from unilab.errors import ConfigError
 
 _PREFIX = "episode_"

@@ -14,7 +14,7 @@ from torch import Tensor
 from torchrl.data import Bounded, Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase
 
-from unilab.envs.checks import to_device, to_num_envs, to_seed
+from unilab.checks import to_device, to_num_envs, to_seed
 from unilab.envs.given import (
     TRAINING_STATE_VERSION,
     checked_action,

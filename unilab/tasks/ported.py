@@ -17,8 +17,8 @@ from torch import Tensor
 from torchrl.data import Bounded
 
 from unilab.backends import MujocoBackend
+from unilab.checks import check_fields
 from unilab.envs import TorchEnv
-from unilab.envs.checks import check_fields
 from unilab.envs.episodes import EpisodeSums
 from unilab.envs.finite import bad_rows, is_finite, non_finite
 from unilab.errors import CapabilityError, ConfigError

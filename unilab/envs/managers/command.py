@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from unilab.envs.checks import check_fields
+from unilab.checks import check_fields
 from unilab.envs.finite import require_finite
 from unilab.envs.managers.countdown import Countdown, check_waiting
 from unilab.envs.managers.term import naming, rehearse

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from unilab.envs.checks import check_fields
+from unilab.checks import check_fields
 from unilab.envs.managers.countdown import Countdown, check_waiting
 from unilab.envs.managers.term import Term, bind_term
 from unilab.errors import ConfigError, NonFiniteError, did_you_mean

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from unilab.envs.checks import Bound, check_fields, check_range
+from unilab.checks import Bound, check_fields, check_range
 from unilab.envs.finite import bad_rows, is_finite, non_finite
 from unilab.envs.managers.delay import DelayBuffer, DelayCfg, Recall
 from unilab.envs.managers.memory import remembering_rows

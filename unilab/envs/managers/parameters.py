@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from unilab.envs.checks import check_fits, hints_of
+from unilab.checks import check_fits, hints_of
 from unilab.envs.entity import SceneEntityCfg
 from unilab.errors import ConfigError, did_you_mean
 

@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from unilab.envs.checks import check_fields
+from unilab.checks import check_fields
 from unilab.envs.managers.term import Term, bind_term
 from unilab.envs.managers.values import check_value, evaluate, first_values
 from unilab.envs.recording import EpisodeFolder, RecordingCfg

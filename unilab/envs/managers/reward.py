@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from unilab.envs.checks import check_fits
+from unilab.checks import check_fits
 from unilab.envs.finite import bad_rows, is_finite, non_finite
 from unilab.envs.managers.term import bind_term
 from unilab.envs.managers.values import check_scalar, evaluate, first_values

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from unilab.checks import check_fields, check_fits, check_range
 from unilab.envs import rotations
-from unilab.envs.checks import check_fields, check_fits, check_range
 from unilab.envs.managers.command import CommandTerm, CommandTermCfg
 from unilab.errors import ConfigError, did_you_mean
 

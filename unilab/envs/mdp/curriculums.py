@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from unilab.envs.checks import check_fits
+from unilab.checks import check_fits
 from unilab.envs.managers.curriculum import CurriculumTermCfg
 from unilab.envs.managers.term import ManagerTermBase
 from unilab.envs.mdp.commands import UniformVelocityCommand

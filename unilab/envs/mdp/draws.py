@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from unilab.envs.checks import check_range
+from unilab.checks import check_range
 from unilab.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from unilab.checks import check_range
 from unilab.envs import rotations
-from unilab.envs.checks import check_range
 from unilab.envs.entity import SceneEntityCfg
 from unilab.errors import ConfigError, did_you_mean
 

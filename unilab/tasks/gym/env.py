@@ -11,7 +11,7 @@ import mujoco
 import torch
 from torch import Tensor
 
-from unilab.envs.checks import Bound
+from unilab.checks import Bound
 from unilab.errors import CapabilityError, ConfigError
 from unilab.tasks.ported import PortedEnv, PortedEnvCfg, quietly, suite_folder
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unilab.envs.checks import Bound
+from unilab.checks import Bound
 from unilab.tasks.gym.env import FallingEnv, HealthyCfg, between, check_range
 
 

@@ -1,6 +1,6 @@
 """Replay sampling and extending as shares of one learner update, and the memory they take.
 
-    python tests/benchmarks/bench_replay.py [--capacity 1000000] [--threads 2] [--clock cpu]
+    python benchmarks/bench_replay.py [--capacity 1000000] [--threads 2] [--clock cpu]
 
 The buffer is filled to capacity with transitions of the Go2 task's widths before anything is
 timed, so that sampling reads from all over its memory.

@@ -1,6 +1,6 @@
 """The environment's share of a control step: ``step_and_maybe_reset`` against bare physics.
 
-    python tests/benchmarks/bench_env.py [--task go2_velocity_flat] [--num-envs 256] [--steps 200]
+    python benchmarks/bench_env.py [--task go2_velocity_flat] [--num-envs 256] [--steps 200]
 
 Before every control step the bare batch is given the environment's own state and controls, so that
 both advance the same robots through the same contacts. The contenders take turns within each

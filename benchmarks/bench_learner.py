@@ -1,6 +1,6 @@
 """One learner update against its bare matrix products.
 
-    python tests/benchmarks/bench_learner.py [--compile] [--bf16] [--threads 2] [--clock cpu]
+    python benchmarks/bench_learner.py [--compile] [--bf16] [--threads 2] [--clock cpu]
 
 The floor is the matrix products of an update and nothing else: forward, and backward where a
 gradient is needed, in the shapes and the number that flashsac needs them. An update is the mean of

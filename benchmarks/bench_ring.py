@@ -1,6 +1,6 @@
 """The pipeline by itself: overlap with a learner that waits, hand-over, and memory over time.
 
-    python tests/benchmarks/bench_ring.py [--seconds 20]
+    python benchmarks/bench_ring.py [--seconds 20]
 
 Overlap: physics that takes P, a learner that sleeps T a tick; the cycle should be max(T, P).
 Hand-over: from the collector's publishing an observation to the action being there for it, with a

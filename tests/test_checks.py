@@ -13,8 +13,8 @@ import pytest
 import torch
 from envs.tables import ON_TWINS, twins
 
+from unilab.checks import Bound, Positive, check_fields, check_fits
 from unilab.envs import RewardTermCfg, TerminationTermCfg, mdp
-from unilab.envs.checks import Bound, Positive, check_fields, check_fits
 from unilab.errors import ConfigError
 
 if TYPE_CHECKING:

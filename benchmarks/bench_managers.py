@@ -1,6 +1,6 @@
 """The managers' share of a randomised Go2 step, a partial reset, and the start.
 
-    python tests/benchmarks/bench_managers.py [--num-threads 0] [--steps 200]
+    python benchmarks/bench_managers.py [--num-threads 0] [--steps 200]
 
 The robots differ in mass, centre of mass, friction, armature, gains, gravity and encoder bias, are
 pushed, and see noisy, delayed encoders; actions are small, so that they stand and few are reset.

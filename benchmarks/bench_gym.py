@@ -1,6 +1,6 @@
 """Gymnasium's Humanoid, many at once: this library, bare physics, Gymnasium, EnvPool.
 
-    python tests/benchmarks/bench_gym.py [--num-envs 256] [--gymnasium-envs 32] [--steps 60]
+    python benchmarks/bench_gym.py [--num-envs 256] [--gymnasium-envs 32] [--steps 60]
 
 Every contender steps its own environments with random actions, resets included. They take turns,
 and environment steps a second of the same run are compared; the bare batch is given this library's

@@ -1,6 +1,6 @@
 """Whole training ticks: the pipelined collector against TorchRL's synchronous and async ones.
 
-    python tests/benchmarks/bench_collector.py [--task go2_velocity_flat] [--num-envs 128]
+    python benchmarks/bench_collector.py [--task go2_velocity_flat] [--num-envs 128]
 
 A tick is one control step of all environments, its replay write and one update of FlashSAC, with
 the networks of the task's configuration. The contenders feed one learner, each alone: an

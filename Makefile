@@ -1,6 +1,7 @@
 # make train                     train the Go2 with the defaults of examples/train_flashsac.py
 # make train ARGS="task=..."     the same with Hydra overrides
-# make test                      the test suite
+# make test                      the test suite, without what is slow
+# make test-all                  the whole suite: slow tests and the programs of docs/ too
 # make check                     lint, types and import layers
 # Each target sets up what it needs: a virtual environment in .venv with the pinned packages.
 
@@ -11,7 +12,7 @@ ARGS ?=
 # The suite is split over processes; each may then use one core.
 WORKERS ?= auto
 
-.PHONY: train test check format clean
+.PHONY: train test test-all check format clean
 .DELETE_ON_ERROR:
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -25,6 +26,9 @@ train: $(VENV)/.installed
 	$(BIN)/python examples/train_flashsac.py $(ARGS)
 
 test: $(VENV)/.installed
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not docs" $(ARGS)
+
+test-all: $(VENV)/.installed
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 check: $(VENV)/.installed

@@ -12,7 +12,7 @@ import unilab
 from unilab import registry
 from unilab.envs import ManagerBasedRlEnvCfg, RewardTermCfg, SceneEntityCfg, TorchEnv
 from unilab.errors import ConfigError
-from unilab.tasks.classic.pendulum import pendulum_swingup
+from unilab.tasks.classic.pendulum_swingup import pendulum_swingup
 
 ONE_THREAD = {"num_threads": 1}
 

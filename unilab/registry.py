@@ -18,8 +18,8 @@ from typing import Any, get_args
 from unilab.checks import fits, hints_of, to_device, to_num_envs, to_seed
 from unilab.envs import TorchEnv
 from unilab.errors import ConfigError, did_you_mean
-from unilab.tasks import PORTED_TASKS, TASKS, TaskCfg
-from unilab.tasks.ported import SUITES
+from unilab.tasks import SUITE_TASKS, TASKS, TaskCfg
+from unilab.tasks.suites.env import SUITES
 
 __all__ = [
     "Dims",
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 CfgFactory = Callable[[], TaskCfg]
-_registered: dict[str, CfgFactory] = {**TASKS, **PORTED_TASKS}
+_registered: dict[str, CfgFactory] = {**TASKS, **SUITE_TASKS}
 _training: dict[str, Mapping[str, Any]] = {}
 # Entry points of this group are modules of other packages that register tasks when imported.
 _ENTRY_POINTS = "unilab.tasks"
@@ -87,7 +87,7 @@ def describe(name: str) -> str:
 def missing_extra(name: str) -> str | None:
     """The extra of unilab that a task needs and this installation lacks; None if it can be made."""
     suite = name.partition("/")[0]
-    if name in PORTED_TASKS and find_spec(SUITES[suite]) is None:
+    if name in SUITE_TASKS and find_spec(SUITES[suite]) is None:
         return suite
     return None
 

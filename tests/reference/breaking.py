@@ -7,7 +7,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from unilab.envs import ManagerBasedRlEnv, ManagerBasedRlEnvCfg, RewardTermCfg
-from unilab.tasks.classic.pendulum import pendulum_swingup
+from unilab.tasks.classic.pendulum_swingup import pendulum_swingup
 
 BREAKS_AT = 1000
 

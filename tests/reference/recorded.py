@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from unilab.envs import ManagerBasedRlEnvCfg, RecorderTermCfg, mdp
-from unilab.tasks.classic.pendulum import pendulum_swingup
+from unilab.tasks.classic.pendulum_swingup import pendulum_swingup
 
 
 def recorded_pendulum() -> ManagerBasedRlEnvCfg:

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 import unilab
 from unilab import registry
 from unilab.errors import CapabilityError, ConfigError
-from unilab.tasks import PORTED_TASKS
-from unilab.tasks.dmc.rewards import INF, tolerance
-from unilab.tasks.ported import PortedEnv
+from unilab.tasks import SUITE_TASKS
+from unilab.tasks.suites.dmc.tolerance import INF, tolerance
+from unilab.tasks.suites.env import SuiteEnv
 
 pytest.importorskip("dm_control", reason="needs dm_control: pip install 'unilab-torchrl[dmc]'")
 
@@ -24,7 +24,7 @@ from dm_control.utils import rewards
 from reference import control_suite
 from scipy import stats
 
-TASKS = [name for name in PORTED_TASKS if name.startswith("dmc/")]
+TASKS = [name for name in SUITE_TASKS if name.startswith("dmc/")]
 # The first task of each domain; the others differ in their rewards only.
 DOMAINS = list({name.partition("-")[0]: name for name in reversed(TASKS)}.values())
 # Observations and rewards are float32 here and float64 there.
@@ -33,9 +33,9 @@ CLOSE = {"rtol": 1e-6, "atol": 1e-6}
 every_task = pytest.mark.parametrize("task", TASKS)
 
 
-def make(task: str, num_envs: int = 2, **overrides: object) -> PortedEnv:
+def make(task: str, num_envs: int = 2, **overrides: object) -> SuiteEnv:
     env = unilab.make(task, num_envs=num_envs, seed=0, overrides={"num_threads": 1, **overrides})
-    assert isinstance(env, PortedEnv)
+    assert isinstance(env, SuiteEnv)
     return env
 
 

@@ -14,15 +14,15 @@ import torch
 import unilab
 from unilab import registry
 from unilab.errors import CapabilityError, ConfigError, NonFiniteError
-from unilab.tasks import PORTED_TASKS
-from unilab.tasks.gym.hopper import HopperCfg
-from unilab.tasks.ported import PortedEnv
+from unilab.tasks import SUITE_TASKS
+from unilab.tasks.suites.env import SuiteEnv
+from unilab.tasks.suites.gym.hopper_v5 import HopperCfg
 
 gymnasium = pytest.importorskip(
     "gymnasium", reason="needs Gymnasium: pip install 'unilab-torchrl[gym]'"
 )
 
-TASKS = [name for name in PORTED_TASKS if name.startswith("gym/")]
+TASKS = [name for name in SUITE_TASKS if name.startswith("gym/")]
 FALLING = [name for name in TASKS if "HalfCheetah" not in name]
 # Observations and rewards are float32 here and float64 there.
 CLOSE = {"rtol": 1e-6, "atol": 1e-6}
@@ -30,17 +30,17 @@ CLOSE = {"rtol": 1e-6, "atol": 1e-6}
 every_task = pytest.mark.parametrize("task", TASKS)
 
 
-def make(task: str, num_envs: int = 2, **overrides: object) -> PortedEnv:
+def make(task: str, num_envs: int = 2, **overrides: object) -> SuiteEnv:
     env = unilab.make(task, num_envs=num_envs, seed=0, overrides={"num_threads": 1, **overrides})
-    assert isinstance(env, PortedEnv)
+    assert isinstance(env, SuiteEnv)
     return env
 
 
-def state(env: PortedEnv, row: int) -> tuple[np.ndarray, np.ndarray]:
+def state(env: SuiteEnv, row: int) -> tuple[np.ndarray, np.ndarray]:
     return env.data["qpos"][row].numpy(), env.data["qvel"][row].numpy()
 
 
-def follow(env: PortedEnv, references: list, steps: int) -> int:
+def follow(env: SuiteEnv, references: list, steps: int) -> int:
     """Step both with the same random actions and compare; returns how many episodes ended.
 
     Where an episode ends here, Gymnasium's environment begins one in the same state.

@@ -11,11 +11,11 @@ from unilab import registry
 from unilab.envs import ManagerBasedRlEnv
 from unilab.errors import CapabilityError, CheckpointError, ConfigError
 from unilab.record import RunFolder
-from unilab.tasks.ported import PortedEnv
+from unilab.tasks.suites.env import SuiteEnv
 
 __all__ = ["RobotEnv", "TrainedTask", "check_widths"]
 
-RobotEnv = ManagerBasedRlEnv | PortedEnv
+RobotEnv = ManagerBasedRlEnv | SuiteEnv
 """What can be played and exported."""
 
 

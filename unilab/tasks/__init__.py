@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import Protocol
 
 from unilab.envs import ManagerBasedRlEnvCfg, TorchEnv
-from unilab.tasks.classic.cartpole import cartpole_swingup
-from unilab.tasks.classic.pendulum import pendulum_swingup
-from unilab.tasks.dmc import cartpole, cheetah, dog, humanoid, pendulum, quadruped, walker
-from unilab.tasks.gym.ant import ant_v5
-from unilab.tasks.gym.half_cheetah import half_cheetah_v5
-from unilab.tasks.gym.hopper import hopper_v5
-from unilab.tasks.gym.humanoid import humanoid_v5
-from unilab.tasks.gym.walker2d import walker2d_v5
+from unilab.tasks.classic.cartpole_swingup import cartpole_swingup
+from unilab.tasks.classic.pendulum_swingup import pendulum_swingup
+from unilab.tasks.suites.dmc import cartpole, cheetah, dog, humanoid, pendulum, quadruped, walker
+from unilab.tasks.suites.gym.ant_v5 import ant_v5
+from unilab.tasks.suites.gym.half_cheetah_v5 import half_cheetah_v5
+from unilab.tasks.suites.gym.hopper_v5 import hopper_v5
+from unilab.tasks.suites.gym.humanoid_v5 import humanoid_v5
+from unilab.tasks.suites.gym.walker2d_v5 import walker2d_v5
 from unilab.tasks.velocity.g1 import g1_velocity_flat
 from unilab.tasks.velocity.go2 import go2_velocity_flat
 
@@ -34,7 +34,7 @@ TASKS: dict[str, Callable[[], ManagerBasedRlEnvCfg]] = {
 }
 """Config factories by task name; the first line of a factory's docstring describes the task."""
 
-PORTED_TASKS: dict[str, Callable[[], TaskCfg]] = {
+SUITE_TASKS: dict[str, Callable[[], TaskCfg]] = {
     "dmc/cartpole-balance": cartpole.balance,
     "dmc/cartpole-swingup": cartpole.swingup,
     "dmc/cheetah-run": cheetah.run,

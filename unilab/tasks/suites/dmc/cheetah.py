@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unilab.tasks.dmc.env import DmcEnv, MoveCfg
-from unilab.tasks.dmc.rewards import INF, tolerance
+from unilab.tasks.suites.dmc.dmc_env import DmcEnv, MoveCfg
+from unilab.tasks.suites.dmc.tolerance import INF, tolerance
 
 _SETTLING_STEPS = 200
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unilab.tasks.dmc.env import DmcEnv, DmcEnvCfg
-from unilab.tasks.dmc.rewards import tolerance
+from unilab.tasks.suites.dmc.dmc_env import DmcEnv, DmcEnvCfg
+from unilab.tasks.suites.dmc.tolerance import tolerance
 
 
 @dataclass(frozen=True, kw_only=True)

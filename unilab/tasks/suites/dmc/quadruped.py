@@ -10,8 +10,8 @@ import mujoco
 import torch
 from torch import Tensor
 
-from unilab.tasks.dmc.env import DmcEnv, MoveCfg, Touching
-from unilab.tasks.dmc.rewards import INF, tolerance
+from unilab.tasks.suites.dmc.dmc_env import DmcEnv, MoveCfg, Touching
+from unilab.tasks.suites.dmc.tolerance import INF, tolerance
 
 _TIME_LIMIT = 20.0  # s, by which the suite sizes the floor
 

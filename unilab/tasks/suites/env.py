@@ -28,8 +28,8 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PortedEnvCfg:
-    """What every ported task can change."""
+class SuiteEnvCfg:
+    """What every suite task can change."""
 
     episode_length_s: float
     """Seconds until an episode is truncated."""
@@ -78,10 +78,10 @@ def quietly(compile_model: Callable[[], T]) -> T:
         mujoco.set_mju_user_warning(before)
 
 
-Cfg = TypeVar("Cfg", bound=PortedEnvCfg)
+Cfg = TypeVar("Cfg", bound=SuiteEnvCfg)
 
 
-class PortedEnv(TorchEnv, Generic[Cfg]):
+class SuiteEnv(TorchEnv, Generic[Cfg]):
     """A task computed as its suite computes it: on the host, in float64, from MuJoCo's own fields.
 
     Everything that a step publishes goes to the device in one float32 packet.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unilab.tasks.gym.env import GymEnv, GymEnvCfg
+from unilab.tasks.suites.gym.gym_env import GymEnv, GymEnvCfg
 
 
 @dataclass(frozen=True, kw_only=True)

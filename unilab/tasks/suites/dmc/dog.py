@@ -10,8 +10,8 @@ import mujoco
 import torch
 from torch import Tensor
 
-from unilab.tasks.dmc.env import DmcEnv, MoveCfg
-from unilab.tasks.dmc.rewards import INF, tolerance
+from unilab.tasks.suites.dmc.dmc_env import DmcEnv, MoveCfg
+from unilab.tasks.suites.dmc.tolerance import INF, tolerance
 
 _MIN_UPRIGHT = math.cos(math.radians(30.0))
 _STAND_HEIGHT_FRACTION = 0.9

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unilab.tasks.dmc.env import DmcEnv, MoveCfg, Touching
-from unilab.tasks.dmc.rewards import INF, tolerance
+from unilab.tasks.suites.dmc.dmc_env import DmcEnv, MoveCfg, Touching
+from unilab.tasks.suites.dmc.tolerance import INF, tolerance
 
 _STAND_HEIGHT = 1.4
 _LIMBS = ("left_hand", "left_foot", "right_hand", "right_foot")

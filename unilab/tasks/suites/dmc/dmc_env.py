@@ -15,11 +15,11 @@ from mujoco.batch import Batch
 from torch import Tensor
 
 from unilab.errors import CapabilityError, ConfigError
-from unilab.tasks.ported import PortedEnv, PortedEnvCfg, quietly, suite_folder
+from unilab.tasks.suites.env import SuiteEnv, SuiteEnvCfg, quietly, suite_folder
 
 
 @dataclass(frozen=True, kw_only=True)
-class DmcEnvCfg(PortedEnvCfg):
+class DmcEnvCfg(SuiteEnvCfg):
     """What every task of the suite can change."""
 
 
@@ -48,7 +48,7 @@ class MoveCfg(DmcEnvCfg):
 Cfg = TypeVar("Cfg", bound=DmcEnvCfg)
 
 
-class DmcEnv(PortedEnv[Cfg]):
+class DmcEnv(SuiteEnv[Cfg]):
     """A task of the DeepMind Control Suite.
 
     Fields that follow from positions and velocities are up to date with the state; sensors of

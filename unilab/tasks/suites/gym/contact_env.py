@@ -12,8 +12,8 @@ from torch import Tensor
 
 from unilab.backends import MujocoBackend
 from unilab.envs.rotations import rotate_inverse
-from unilab.tasks.gym.env import FallingEnv, HealthyCfg, model_path
-from unilab.tasks.ported import quietly
+from unilab.tasks.suites.env import quietly
+from unilab.tasks.suites.gym.gym_env import FallingEnv, HealthyCfg, model_path
 
 Cfg = TypeVar("Cfg", bound=HealthyCfg)
 

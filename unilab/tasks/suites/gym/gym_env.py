@@ -13,11 +13,11 @@ from torch import Tensor
 
 from unilab.checks import Bound
 from unilab.errors import CapabilityError, ConfigError
-from unilab.tasks.ported import PortedEnv, PortedEnvCfg, quietly, suite_folder
+from unilab.tasks.suites.env import SuiteEnv, SuiteEnvCfg, quietly, suite_folder
 
 
 @dataclass(frozen=True, kw_only=True)
-class GymEnvCfg(PortedEnvCfg):
+class GymEnvCfg(SuiteEnvCfg):
     """What the Gymnasium tasks can change; names and defaults are Gymnasium's."""
 
     forward_reward_weight: float = 1.0
@@ -53,7 +53,7 @@ Cfg = TypeVar("Cfg", bound=GymEnvCfg)
 FallingCfg = TypeVar("FallingCfg", bound=HealthyCfg)
 
 
-class GymEnv(PortedEnv[Cfg]):
+class GymEnv(SuiteEnv[Cfg]):
     """A Gymnasium MuJoCo task.
 
     Derived fields are read as the last substep began with them, because Gymnasium does.

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from unilab.checks import Bound
-from unilab.tasks.gym.contact_forces import ContactEnv
-from unilab.tasks.gym.env import HealthyCfg, check_range
+from unilab.tasks.suites.gym.contact_env import ContactEnv
+from unilab.tasks.suites.gym.gym_env import HealthyCfg, check_range
 
 
 @dataclass(frozen=True, kw_only=True)

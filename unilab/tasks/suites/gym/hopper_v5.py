@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from unilab.checks import Bound
-from unilab.tasks.gym.env import FallingEnv, HealthyCfg, between, check_range
+from unilab.tasks.suites.gym.gym_env import FallingEnv, HealthyCfg, between, check_range
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,1 @@
+"""Tasks of Gymnasium and the DeepMind Control Suite, thousands at once."""

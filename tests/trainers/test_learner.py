@@ -14,7 +14,7 @@ from unilab.modules import FlashSACActor
 from unilab.modules.layers import UnitLinear
 from unilab.objectives import FlashSACLoss
 from unilab.trainers import FlashSACLearner
-from unilab.trainers.acceleration import matmul_dtype
+from unilab.trainers.compilation import matmul_dtype
 
 
 def run(learner: FlashSACLearner, updates: range) -> list[dict[str, Tensor]]:

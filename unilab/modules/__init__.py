@@ -3,8 +3,8 @@
 from unilab.modules.actor import FlashSACActor
 from unilab.modules.actor_contract import build_actor, validate_actor
 from unilab.modules.actor_spec import FlashSACActorSpec, action_range, actor_semantics
-from unilab.modules.conformance import assert_log_prob_consistent
 from unilab.modules.critic import FlashSACCritic
+from unilab.modules.log_prob_check import assert_log_prob_consistent
 from unilab.modules.policy import FlashSACPolicy
 
 __all__ = [

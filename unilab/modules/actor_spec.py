@@ -21,7 +21,6 @@ __all__ = [
     "actor_semantics",
     "import_builder",
     "record_build",
-    "semantics_problem",
 ]
 
 SCHEMA_VERSION = 1
@@ -189,66 +188,6 @@ def actor_semantics(actor: nn.Module) -> dict[str, Any]:
         "action_dim": built["action_dim"],
         "action_transform": getattr(actor, "action_transform_id", None),
     }
-
-
-def semantics_problem(saved: Any, live: Mapping[str, Any] | None = None) -> str:
-    """Why weights saved under some semantics must not be loaded, or ``""``.
-
-    Args:
-        saved: the ``actor_semantics`` of a checkpoint, whatever it is.
-        live: what the actor here means; None checks only that ``saved`` is readable.
-
-    Returns:
-        A message that lists every field that differs.
-    """
-    if not isinstance(saved, Mapping):
-        what = "no actor_semantics" if saved is None else f"actor_semantics={saved!r}"
-        return (
-            f"it has {what}, so that nothing says what its weights mean; nothing is guessed: "
-            "train again"
-        )
-    version = saved.get("schema_version")
-    if version != SCHEMA_VERSION or isinstance(version, bool):
-        return (
-            f"its actor_semantics have schema_version {version!r}, this version of unilab reads "
-            f"{SCHEMA_VERSION}: train again, or use the version that wrote it"
-        )
-    fields = (
-        "kind",
-        "builder",
-        "kwargs",
-        "obs_dim",
-        "action_dim",
-        "action_transform",
-    )
-    missing = [name for name in fields if name not in saved]
-    if missing:
-        return f"its actor_semantics lack {', '.join(missing)}: train again"
-    return differences(saved, live, "actor_semantics") if live is not None else ""
-
-
-def differences(saved: Any, live: Any, path: str = "") -> str:
-    """Every leaf by which two nested JSON values differ, or ``""``."""
-    there, here = _leaves(saved, path), _leaves(live, path)
-    return ", ".join(
-        f"{key} is {_shown(there, key)} there and {_shown(here, key)} here"
-        for key in {**there, **here}
-        if _shown(there, key) != _shown(here, key)
-    )
-
-
-def _shown(leaves: Mapping[str, Any], key: str) -> str:
-    return repr(leaves[key]) if key in leaves else "missing"
-
-
-def _leaves(value: Any, path: str) -> dict[str, Any]:
-    """Leaves of nested mappings by dotted path."""
-    if not isinstance(value, Mapping) or not value:
-        return {path: value}
-    leaves: dict[str, Any] = {}
-    for key, inner in value.items():
-        leaves |= _leaves(inner, f"{path}.{key}" if path else str(key))
-    return leaves
 
 
 def _canonical(builder: Any) -> str:

@@ -7,7 +7,7 @@ from unilab.trainers.config import AlgoCfg, TrainCfg
 from unilab.trainers.evaluation import Evaluator
 from unilab.trainers.identity import run_identity
 from unilab.trainers.learner import FlashSACLearner
-from unilab.trainers.play import load_env_training_state, load_play_actor
+from unilab.trainers.load_actor import load_env_training_state, load_play_actor
 from unilab.trainers.runner import OffPolicyRunner, RunResult
 
 __all__ = [

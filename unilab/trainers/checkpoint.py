@@ -16,9 +16,8 @@ from torchrl.checkpoint import CheckpointRotation, GlobalRNGState
 from torchrl.data import ReplayBuffer
 
 from unilab.errors import CheckpointError
-from unilab.modules.actor_spec import differences
 from unilab.trainers.checkpoint_files import as_checkpoint, newest, read_identity, read_states
-from unilab.trainers.mismatch import mismatch
+from unilab.trainers.state_check import differences, state_problem
 
 __all__ = ["Checkpointer", "Counters", "EnvTrainingState", "ReplayContents"]
 
@@ -43,7 +42,7 @@ class Counters:
     @staticmethod
     def check_state(state: Any) -> str:
         """What is wrong with saved counters, or ``""``."""
-        problem = mismatch(state, dataclasses.asdict(Counters()), "counters")
+        problem = state_problem(state, dataclasses.asdict(Counters()), "counters")
         if problem:
             return problem
         fine = state and state["frames"] >= 0 and 0.0 <= state["minutes"] < math.inf
@@ -164,7 +163,7 @@ class Checkpointer:
                 problem = (
                     check(state)
                     if check is not None
-                    else mismatch(state, live[name].state_dict(), name)
+                    else state_problem(state, live[name].state_dict(), name)
                 )
             except Exception as error:  # it looked for what every state of its kind has
                 problem = f"{name} is no state of its kind ({type(error).__name__}: {error})"

@@ -13,19 +13,18 @@ from torchrl.objectives import SoftUpdate
 
 from unilab.errors import ActorContractError, CheckpointError, ConfigError, NonFiniteError
 from unilab.modules import actor_semantics
-from unilab.modules.actor_spec import semantics_problem
 from unilab.modules.layers import UnitLinear
 from unilab.objectives import FlashSACLoss
 from unilab.objectives.functional import learning_rate
-from unilab.trainers.acceleration import (
+from unilab.trainers.compilation import (
     CompiledOrEager,
     Step,
     captured,
     matmul_dtype,
     use_cuda_graph,
 )
-from unilab.trainers.mismatch import mismatch
 from unilab.trainers.optimizer import ScheduledAdam
+from unilab.trainers.state_check import semantics_problem, state_problem
 
 __all__ = ["FlashSACLearner"]
 
@@ -243,7 +242,7 @@ class FlashSACLearner:
         """Why a saved state is not this learner's, or ``""``."""
         semantics = state.get("actor_semantics") if isinstance(state, dict) else None
         problem = semantics_problem(semantics, actor_semantics(self.loss.actor))
-        problem = problem or mismatch(state, self.state_dict(), "learner")
+        problem = problem or state_problem(state, self.state_dict(), "learner")
         if problem:
             return problem
         # The one buffer that is a setting: with the checkpoint's the run would not have its own.

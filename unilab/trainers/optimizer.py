@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unilab.trainers.mismatch import mismatch
+from unilab.trainers.state_check import state_problem
 
 __all__ = ["ScheduledAdam"]
 
@@ -47,7 +47,7 @@ class ScheduledAdam:
         fitting = {
             i: {"step": torch.zeros(()), "exp_avg": p, "exp_avg_sq": p} for i, p in params.items()
         }
-        return mismatch(saved, fitting, "moments") if saved else ""
+        return state_problem(saved, fitting, "moments") if saved else ""
 
     def begin(self) -> None:
         """Set the rate of the step to come and count it, which no graph could repeat."""

@@ -10,10 +10,9 @@ from torch import nn
 
 from unilab.errors import CheckpointError
 from unilab.modules import FlashSACActorSpec, actor_semantics, build_actor
-from unilab.modules.actor_spec import differences, semantics_problem
 from unilab.record import RunFolder
 from unilab.trainers.checkpoint_files import newest, read_identity, read_states
-from unilab.trainers.mismatch import mismatch
+from unilab.trainers.state_check import differences, semantics_problem, state_problem
 
 __all__ = ["load_env_training_state", "load_play_actor"]
 
@@ -105,7 +104,7 @@ def _load(path: Path, actor: nn.Module, loss: Any, builder: str) -> None:
         for key, value in (loss.items() if isinstance(loss, Mapping) else ())
         if isinstance(key, str) and key.startswith(prefix)
     }
-    problem = mismatch(weights, actor.state_dict(), "actor")
+    problem = state_problem(weights, actor.state_dict(), "actor")
     try:
         if not problem:
             actor.load_state_dict(weights)

@@ -15,7 +15,7 @@ from torch import nn
 from unilab.errors import ActorContractError, CheckpointError
 from unilab.modules import FlashSACActorSpec, actor_semantics, build_actor
 from unilab.record import RunFolder
-from unilab.trainers import Counters, load_play_actor, play
+from unilab.trainers import Counters, load_actor, load_play_actor
 from unilab.trainers.checkpoint_files import read_identity
 
 OBS = torch.linspace(-1.0, 1.0, 15).reshape(5, 3)
@@ -80,7 +80,7 @@ def field(**changes: object):
     ("change", "message"),
     [
         (lambda i: i.pop("actor_semantics"), "cannot be played: it has no actor_semantics"),
-        (lambda i: i.update(actor_semantics=None), "it has no actor_semantics.*nothing is guessed"),
+        (lambda i: i.update(actor_semantics=None), "it has no actor_semantics.*train again"),
         (field(schema_version=9), "schema_version 9, this version of unilab reads 1"),
         (field(kwargs={}), r"actor_semantics\.kwargs\.low is -0.5 there and missing here"),
         (field(obs_dim=4), r"actor_semantics\.obs_dim is 3 there and 4 here"),
@@ -104,7 +104,7 @@ def test_c19_a_checkpoint_of_another_run_in_this_runs_folder_is_refused(trained,
         ({"actor_semantics": actor_semantics(plain(low=-0.7))}, r"\.low is -0.5 there and -0.7"),
         (
             {"actor_semantics": None},
-            r"run_config.json differs: .*semantics is missing there and None",
+            r"run_config.json differs: .*semantics.* is missing there and None",
         ),
         ({"task": "cartpole_swingup"}, "task is 'pendulum_swingup' there and 'cartpole_swingup'"),
         ({"obs_groups": {"obs": 3, "critic": 4}}, "critic is missing there and 4 here"),
@@ -172,21 +172,21 @@ def test_a_run_that_replaces_its_only_checkpoint_meanwhile_is_played(
 ):
     run = session(keep=1)
     run.checkpointer.save(Counters(frames=1))
-    read = play.read_states
+    read = load_actor.read_states
 
     def replaced_while_reading(path, names):
         if path.name.endswith("001"):
             run.checkpointer.save(Counters(frames=2))
         return read(path, names)
 
-    monkeypatch.setattr(play, "read_states", replaced_while_reading)
+    monkeypatch.setattr(load_actor, "read_states", replaced_while_reading)
     load_play_actor(tmp_path)
 
     def always(path, names):
         run.checkpointer.save(Counters(frames=int(path.name.split("-")[1]) + 1))
         return read(path, names)
 
-    monkeypatch.setattr(play, "read_states", always)
+    monkeypatch.setattr(load_actor, "read_states", always)
     with pytest.raises(CheckpointError, match="changes faster than it can be read: give one"):
         load_play_actor(tmp_path)
 

@@ -105,9 +105,7 @@ def test_controls_that_are_not_finite_name_actuators_and_rows(tmp_path):
     env = twins(tmp_path, actions={"e": mdp.JointEffortActionCfg(scale=scale)})
     action = torch.zeros(4, 2)
     action[2] = 1e9
-    with pytest.raises(
-        NonFiniteError, match=r"\(actuator: first rows\): \{'second_motor': \[2\]\}"
-    ):
+    with pytest.raises(NonFiniteError, match=r"controls are not finite.*\{'second_motor': \[2\]\}"):
         env.step(env.reset().set("action", action))
 
 

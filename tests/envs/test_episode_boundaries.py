@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from envs.tables import ON_TWINS, TWINS_XML, act, twins, twins_cfg
-from tensordict import TensorDict
 from torch import Tensor
 from torchrl.envs import Compose, InitTracker, RewardSum, StepCounter, TransformedEnv
 
@@ -153,19 +152,11 @@ def test_rows_by_their_numbers_are_refused_through_transforms_which_would_reset_
     env = TransformedEnv(twins(tmp_path), Compose(InitTracker(), StepCounter(), RewardSum()))
     root = env.reset()
     root = env.step(act(env, root))["next"]
-    with pytest.raises(ConfigError, match=r"env_ids through a transform.*'_reset' mask"):
+    with pytest.raises(TypeError, match="env_ids"):
         env.reset(env_ids=torch.tensor([0]))
     mask = torch.tensor([[True], [False], [False], [False]])
     again = env.reset(root.set("_reset", mask))
     assert again["step_count"].flatten().tolist() == [0, 1, 1, 1]
-
-
-def test_rows_by_their_numbers_and_a_mask_are_refused(tmp_path):
-    env = twins(tmp_path)
-    env.reset()
-    given = TensorDict({"_reset": torch.ones(4, 1, dtype=torch.bool)}, [4])
-    with pytest.raises(ConfigError, match="env_ids and a '_reset' mask: give one of them"):
-        env.reset(given, env_ids=torch.tensor([0]))
 
 
 def test_the_seed_brings_back_the_random_phase_of_the_first_episodes(tmp_path):

@@ -181,7 +181,7 @@ def test_a_reward_that_is_not_finite_names_terms_and_rows(tmp_path):
     )
     root = act(env, env.reset())
     rows += [1, 3]
-    with pytest.raises(NonFiniteError, match=r"not finite .*: \{'spoilt': \[1, 3\]\}"):
+    with pytest.raises(NonFiniteError, match=r"not finite.*: \{'spoilt': \[1, 3\]\}"):
         env.step(root)
 
 
@@ -216,7 +216,7 @@ def test_metrics_are_episode_sums_by_the_episode_length_in_seconds(tmp_path):
         data, root = env.step_and_maybe_reset(act(env, root, 0.5))
         counted_rows = torch.tensor([True, step <= 2, True, True])  # row 1 starts anew
         rewards += data["next", "reward"][:, 0] * counted_rows
-    metrics = env.drain_metrics()
+    metrics = episode_metrics(env)
     assert set(metrics) == {
         "Episode_Reward/still",
         "Episode_Reward/effort",
@@ -234,22 +234,26 @@ def test_metrics_are_episode_sums_by_the_episode_length_in_seconds(tmp_path):
     assert metrics["Episode_Termination/too_far"] == 0.25
 
 
+def episode_metrics(env):
+    return {k: v for k, v in env.drain_metrics().items() if k.startswith("Episode_")}
+
+
 def test_an_episode_that_has_not_begun_counts_for_nothing(tmp_path):
     env = twins(tmp_path)
     drive(env, 5)
     env.drain_metrics()
     env.reset()
     env.reset()
-    assert env.drain_metrics() == {}
+    assert episode_metrics(env) == {}
 
 
 def test_metrics_are_drained_and_a_fresh_environment_has_none(tmp_path):
     env = twins(tmp_path)
     env.reset()
-    assert env.drain_metrics() == {}
+    assert episode_metrics(env) == {}
     drive(env, 5)
     assert env.drain_metrics()["Episode_Termination/time_out"] == 1.0
-    assert env.drain_metrics() == {}
+    assert episode_metrics(env) == {}
 
 
 OFF = {

@@ -223,7 +223,6 @@ def test_episode_metrics_add_up_to_the_return() -> None:
     assert sum(terms.values()) == pytest.approx(total, rel=1e-5)
     assert metrics["Episode_Termination/time_out"] == 1.0
     assert metrics["Episode_Termination/terminated"] == 0.0
-    assert env.drain_metrics() == {}
     env.close()
 
 
@@ -231,9 +230,7 @@ def test_physics_that_diverges_names_its_rows() -> None:
     env = make("gym/Hopper-v5", num_envs=4)
     root = env.reset()
     env.data["qvel"][2] = torch.nan
-    with pytest.raises(
-        NonFiniteError, match=r"physics left non-finite values .*'observation': \[2"
-    ):
+    with pytest.raises(NonFiniteError, match=r"physics left non-finite values.*'observation': \[2"):
         env.step(env.rand_action(root))
     env.close()
 

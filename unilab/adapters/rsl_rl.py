@@ -59,7 +59,6 @@ class RslRlVecEnv(VecEnv):
         self.device: torch.device = env.device
         self._shape = env.action_spec.shape
         self._bounds = env.action_spec.space if clip_actions else None
-        self._drain_metrics = getattr(env, "drain_metrics", dict)
         self._root: TensorDictBase | None = env.reset()
 
     @property
@@ -135,7 +134,7 @@ class RslRlVecEnv(VecEnv):
             "time_outs": (after["truncated"] & ~after["terminated"]).squeeze(-1)
         }
         if dones.any():
-            extras["log"] = self._drain_metrics()
+            extras["log"] = self.env.drain_metrics()
         return self.get_observations(), after["reward"].squeeze(-1), dones.long(), extras
 
     def seed(self, seed: int) -> int:

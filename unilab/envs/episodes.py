@@ -52,14 +52,6 @@ class EpisodeSums:
         if any(self._per_step):
             self._steps.add_(1.0)
 
-    def of(self, rows: Tensor) -> Tensor:
-        """What the episodes of some environments have come to, to be put back."""
-        return self._running[:, rows]
-
-    def put(self, rows: Tensor, sums: Tensor) -> None:
-        """Put back what :meth:`of` returned."""
-        self._running[:, rows] = sums
-
     def reset(self, rows: Tensor) -> None:
         """End the episodes of some environments; one that has not begun adds nothing."""
         self._ended += self._running.index_select(1, rows).sum(1)

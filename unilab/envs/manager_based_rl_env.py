@@ -13,7 +13,6 @@ from unilab.backends import MujocoBackend, SimBackend
 from unilab.checks import check_fields, to_num_envs
 from unilab.envs.deployment import deployment_metadata
 from unilab.envs.episodes import EpisodeSums
-from unilab.envs.finite import require_finite
 from unilab.envs.managers import (
     ActionManager,
     ActionTermCfg,
@@ -36,6 +35,7 @@ from unilab.envs.managers import (
 )
 from unilab.envs.managers.term import Term
 from unilab.envs.nan_guard import NanGuard, NanGuardCfg
+from unilab.envs.nonfinite import require_finite
 from unilab.envs.recording import RecordingCfg
 from unilab.envs.scene import MAX_VALUE, EntityScene, SceneCfg
 from unilab.envs.torch_env import TorchEnv
@@ -189,9 +189,10 @@ class ManagerBasedRlEnv(TorchEnv):
         return dict(zip(rewards.term_names, sums, strict=True)), causes
 
     def drain_metrics(self) -> dict[str, float]:
-        """Means over the episodes that ended since the last call; empty if none did.
+        """Metrics since the last call.
 
         Returns:
+            those of :meth:`TorchEnv.drain_metrics` and, once episodes ended, means over those:
             ``Episode_Reward/<term>``: weighted sum of the term over the episode, by
             ``episode_length_s`` (an episode that ends early counts what it missed as 0);
             ``Episode_Termination/<term>``: share of the episodes that the term ended;
@@ -200,10 +201,11 @@ class ManagerBasedRlEnv(TorchEnv):
             ``Curriculum/<term>``: as the term returned it last, in every call.
         """
         per_second = 1.0 / self.cfg.episode_length_s
-        return self.curriculum_manager.metrics | {
+        episodes = {
             tag: value * per_second if tag.startswith("Episode_Reward/") else value
             for tag, value in self._episodes.drain().items()
         }
+        return super().drain_metrics() | self.curriculum_manager.metrics | episodes
 
     def set_output_dir(self, path: str) -> None:
         self.recorder_manager.set_folder(Path(path) / "episodes")
@@ -215,7 +217,7 @@ class ManagerBasedRlEnv(TorchEnv):
         if self._guard is not None:
             self._guard.record(action, ctrl)
         require_finite(
-            f"controls are not finite or beyond {MAX_VALUE:g} (actuator",
+            f"controls are not finite or beyond {MAX_VALUE:g}",
             self._actuators,
             ctrl.T,
             limit=MAX_VALUE,  # which MuJoCo as well would take as 0
@@ -229,8 +231,6 @@ class ManagerBasedRlEnv(TorchEnv):
         self.scene.check_finite(self.termination_manager.loses_rows)
 
     def _evaluate(self) -> tuple[Tensor, Tensor, Tensor]:
-        standing = self.standing_rows
-        kept = None if standing is None else self._episodes.of(standing)
         self._episodes.step()
         terminated, truncated = self.termination_manager.compute()
         reward = self.reward_manager.compute()
@@ -239,8 +239,6 @@ class ManagerBasedRlEnv(TorchEnv):
             self.scene.read_rows(written)
         self.command_manager.compute()
         self.metrics_manager.compute()
-        if standing is not None and kept is not None:
-            self._episodes.put(standing, kept)
         return reward, terminated, truncated
 
     def _on_refused_reset(self, error: BaseException, rows: Tensor) -> None:

@@ -15,7 +15,7 @@ from unilab.backends import HostBridgeTransferPlan, SimBackend
 from unilab.backends.base import Source
 from unilab.envs.entity import Entity, EntityCfg, SceneEntityCfg
 from unilab.envs.entity_data import DERIVED_FIELDS
-from unilab.envs.finite import bad_rows, is_finite, is_within, non_finite
+from unilab.envs.nonfinite import bad_rows, is_finite, is_within, non_finite
 from unilab.envs.transaction import StagedWrite, Transaction
 from unilab.errors import ConfigError, did_you_mean
 
@@ -259,7 +259,7 @@ class EntityScene:
         for (entity, name), cols in zip(self._declared, self.plan.columns, strict=True):
             if rows := bad_rows(packet[:, cols]):
                 bad[f"{entity}.{name}" if entity else name] = rows
-        raise non_finite("physics left non-finite values (field", bad)
+        raise non_finite("physics left non-finite values", bad)
 
     def stage_reset(self, rows: Tensor) -> None:
         """Open a transaction that will start new episodes from the home pose."""

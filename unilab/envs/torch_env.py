@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
@@ -15,45 +15,52 @@ from torchrl.data import Bounded, Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase
 
 from unilab.checks import to_device, to_num_envs, to_seed
-from unilab.envs.given import (
-    TRAINING_STATE_VERSION,
-    checked_action,
-    control_steps_of,
-    rows_left_out,
-    rows_of_ids,
-    rows_of_mask,
-)
-from unilab.envs.life import FLAGS, Life
-from unilab.envs.threads import PARALLEL_GRAIN, OneThread
-from unilab.errors import CapabilityError, ConfigError
+from unilab.envs.nonfinite import bad_rows, is_finite
+from unilab.errors import CapabilityError, ConfigError, EnvFaultedError, NonFiniteError
+
+FLAGS = ("done", "terminated", "truncated")
+TRAINING_STATE_VERSION = 1
+_PARALLEL_GRAIN = 32768
+"""Elements below which PyTorch runs elementwise operations on one CPU thread (at::GRAIN_SIZE)."""
+
+
+class _OneThread(AbstractContextManager[None]):
+    """PyTorch on one CPU thread, for batches too small for more.
+
+    MKL's vector functions (exp, sin, ...) start threads for far smaller tensors than PyTorch does.
+    On cores that physics, a learner or a neighbour also uses, waiting for such a thread costs
+    up to a scheduler's time slice, thousands of times the work.
+    """
+
+    _outside = 1
+
+    def __enter__(self) -> None:
+        self._outside = torch.get_num_threads()
+        torch.set_num_threads(1)
+
+    def __exit__(self, *exc: object) -> None:
+        torch.set_num_threads(self._outside)
 
 
 class TorchEnv(EnvBase):
     """A batch of environments as a TorchRL ``EnvBase`` of batch size ``[num_envs]``.
 
-    A step validates the action, advances physics, evaluates the new state and returns it under
-    ``"next"``. All environments take it: TorchRL's ``"_step"`` mask may leave out only those whose
-    episodes have ended, which then show their end again. Rows that are done keep their terminal,
-    pre-reset observation in ``"next"``; TorchRL's ``step_and_maybe_reset`` then resets those rows
-    only and puts their first observation at the root. A reset is one transaction: the whole payload
-    is built and checked, then written once. A failure before the write leaves the environment as it
-    was; a failure after it, or in a step once physics has begun, faults the environment for good.
+    A step validates the action, advances the physics of all environments, evaluates the new state
+    and returns it under ``"next"``. Rows that are done keep their terminal, pre-reset observation
+    there; TorchRL's ``step_and_maybe_reset`` then resets those rows only and puts their first
+    observation at the root. A reset is one transaction: the whole payload is built and checked,
+    then written once. A failure before the write leaves the environment as it was; a failure after
+    it, or in a step once physics has begun, marks the environment as faulted: every later call
+    raises :class:`~unilab.errors.EnvFaultedError`.
 
     Args:
         num_envs: environments in the batch.
         device: where observations, rewards and terminations are computed.
         seed: seed of the environment's own random generator, 0 to 2^32 - 1; None draws one.
 
-    Raises:
-        ConfigError: num_envs, device or seed is none.
-        CapabilityError: the device is not there.
-
     Attributes:
-        generator: the environment's random generator; nothing else is drawn from.
+        generator: the environment's random generator, the only source of its random numbers.
         episode_length: ``[num_envs]`` int64, control steps since each episode began.
-        on_span: called with ``"physics"`` (controls, physics and its packed read), ``"managers"``
-            or ``"reset"`` and the begin and end of each in ns of ``time.perf_counter_ns``; None:
-            nobody wants to know.
     """
 
     _supports_set_state = False
@@ -65,53 +72,70 @@ class TorchEnv(EnvBase):
         device, num_envs, seed = to_device(device), to_num_envs(num_envs), to_seed(seed)
         if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
             raise CapabilityError(
-                f"device is {str(device)!r}, but PyTorch sees {torch.cuda.device_count()} CUDA "
-                "devices: use device='cpu' or a device that is there"
+                f"device must be available, got {str(device)!r}, but PyTorch sees "
+                f"{torch.cuda.device_count()} CUDA devices: use device='cpu'"
             )
         super().__init__(device=device, batch_size=torch.Size([num_envs]))
         self.num_envs = num_envs
         self.generator = torch.Generator(device=self.device)
-        # A seed of the generator's own: torch.seed() would reseed the caller's global one.
+        # generator.seed() and not torch.seed(), which would reseed the caller's global generator.
         self.generator.seed() if seed is None else self.generator.manual_seed(seed)
         self.episode_length = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
         self._all_rows = torch.arange(num_envs, device=self.device)
-        self._life = Life(num_envs, self.device)
+        self._control_steps = 0
+        # The last observation, for the rows that a reset leaves alone. Callers get copies.
+        self._last_obs: dict[str, Tensor] = {}
+        # terminated and truncated, [num_envs] each, of episodes that ended and were not reset.
+        self._ended: tuple[Tensor, Tensor] | None = None
+        self._fault: BaseException | None = None
+        self._fault_at = ""
+        self._released = False
+        self._seconds = {"physics": 0.0, "managers": 0.0, "reset": 0.0}
+        self._timed_steps = 0
 
     @property
     def common_step_counter(self) -> int:
-        """Control steps so far, over all episodes; what a curriculum goes by."""
-        return self._life.control_steps
-
-    @property
-    def standing_rows(self) -> Tensor | None:
-        """``[n]``, ended environments that the step under way leaves out; None: there are none."""
-        return self._life.standing
+        """Control steps so far, over all episodes; curricula read it."""
+        return self._control_steps
 
     @property
     def obs_buf(self) -> dict[str, Tensor]:
         """The last observation of every environment by group; zeros before the first reset."""
-        return self._life.observation or {
+        return self._last_obs or {
             group: torch.zeros(self.num_envs, width, device=self.device)
             for group, width in self.obs_groups_spec.items()
         }
 
     def extra_repr(self) -> str:
-        """What ``repr`` shows: how many, the widths of observations and actions, where."""
+        """Batch size, widths of observations and actions, device."""
         widths = {**self.obs_groups_spec, "action": self._action_shape[-1]}
         shown = {"num_envs": self.num_envs, **widths, "device": self.device}
         return ", ".join(f"{name}={value}" for name, value in shown.items())
 
     def describe(self) -> str:
-        """What the environment is made of, for people."""
+        """A printable description of the task."""
         return repr(self)
 
     def set_output_dir(self, path: str) -> None:
-        """Choose the folder of what the environment writes, if it writes anything.
+        """Choose the folder for files that the environment writes, if it writes any.
 
         A training run gives its own folder.
         """
 
-    # What an environment fills in ---------------------------------------------------------------
+    def drain_metrics(self) -> dict[str, float]:
+        """Metrics since the last call; empty if there was no step.
+
+        Returns:
+            ``Perf/physics_ms`` (controls, physics and its packed read), ``Perf/managers_ms`` and
+            ``Perf/reset_ms``: milliseconds a control step.
+        """
+        steps, seconds = self._timed_steps, self._seconds
+        if not steps:
+            return {}
+        self._timed_steps, self._seconds = 0, dict.fromkeys(seconds, 0.0)
+        return {f"Perf/{name}_ms": 1e3 * spent / steps for name, spent in seconds.items()}
+
+    # Hooks of a subclass -----------------------------------------------------------------------
 
     @property
     @abstractmethod
@@ -131,7 +155,7 @@ class TorchEnv(EnvBase):
         """New tensors for every observation group, ``[n, width]``.
 
         Args:
-            rows: environments that begin an episode; None: all have gone on by a step.
+            rows: environments whose episodes begin; None: all environments, after a step.
         """
 
     @abstractmethod
@@ -146,37 +170,33 @@ class TorchEnv(EnvBase):
         """Drop a payload that was not written."""
 
     def _after_step(self) -> None:
-        """Look at a step that is whole."""
+        """Called at the end of a step, before its results are returned."""
 
     def _end_episodes(self, rows: Tensor) -> None:
-        """Look at the episodes that end in some rows, before the reset writes over them.
-
-        A failure in it is one before the write.
-        """
+        """Called before a reset writes over the episodes of some rows; may still fail safely."""
 
     def _after_reset(self, rows: Tensor) -> None:
-        """Look at the episodes that have begun in some rows."""
+        """Called when the episodes of some rows have begun."""
 
     def _on_refused_reset(self, error: BaseException, rows: Tensor) -> None:
-        """Look into a reset that failed before the write; what this draws is drawn again."""
+        """Diagnose a reset that failed before the write; the generator is restored afterwards."""
 
     def _on_fault(self, error: BaseException) -> None:
-        """Keep what may explain a failure, before the environment is given up."""
+        """Save diagnostics before the environment is marked as faulted."""
 
     # The lifecycle ------------------------------------------------------------------------------
 
     def _make_specs(self, action_dim: int) -> None:
         """Publish TorchRL's specs; call at the end of construction."""
         groups = self.obs_groups_spec
-        unknown = sorted(set(groups) - {"obs", "critic"})
-        if unknown or "obs" not in groups:
+        if not {"obs"} <= set(groups) <= {"obs", "critic"}:
             raise ConfigError(
-                f"observation groups are {sorted(groups)}: expected 'obs' and, optionally, 'critic'"
+                f"observation groups must be 'obs' and, optionally, 'critic', got {sorted(groups)}"
             )
         n, device = self.num_envs, self.device
         self._action_shape = torch.Size((n, action_dim))
-        small = device.type == "cpu" and n * max(action_dim, *groups.values()) < PARALLEL_GRAIN
-        self._threads: AbstractContextManager[None] = OneThread() if small else nullcontext()
+        small = device.type == "cpu" and n * max(action_dim, *groups.values()) < _PARALLEL_GRAIN
+        self._threads: AbstractContextManager[None] = _OneThread() if small else nullcontext()
         self.observation_spec = Composite(
             {k: Unbounded((n, width), device=device) for k, width in groups.items()},
             shape=(n,),
@@ -191,40 +211,34 @@ class TorchEnv(EnvBase):
             device=device,
         )
 
-    @torch.inference_mode(False)  # what is kept must outlive the caller's inference mode
+    @torch.inference_mode(False)  # tensors that are kept must outlive the caller's inference mode
     @torch.no_grad()
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        self._life.check_usable()
-        action = checked_action(tensordict.get("action", None), self._action_shape, self.device)
-        standing = self._life.standing = rows_left_out(
-            tensordict.get("_step", None), self._life.ended, self.num_envs
-        )
+        self._check_usable()
+        action = self._checked_action(tensordict)
         with self._threads:
             try:
-                began = time.perf_counter_ns()
+                began = time.perf_counter()
                 self._physics(action)
-                moved = time.perf_counter_ns()
-                self._life.control_steps += 1
+                moved = time.perf_counter()
+                self._control_steps += 1
                 self.episode_length.add_(1)
                 reward, terminated, truncated = self._evaluate()
                 observation = self._observe()
-                if standing is not None:
-                    self.episode_length[standing] -= 1
-                    reward = reward.index_fill(0, standing, 0.0)
-                    terminated, truncated, observation = self._life.as_ended(
-                        standing, terminated, truncated, observation
-                    )
-                self._life.ended, self._life.observation = (terminated, truncated), observation
+                self._ended, self._last_obs = (terminated, truncated), observation
                 self._after_step()
-                # Copies: the caller may write into what it was given.
+                # Copies: the caller may write into the returned tensors.
                 observation = {k: v.clone() for k, v in observation.items()}
                 flags = torch.stack((terminated, truncated)).unsqueeze(-1)
                 reward = reward.unsqueeze(-1).clone()
             except BaseException as error:
                 self._set_fault(error, "step")
+        self._seconds["physics"] += moved - began
+        self._seconds["managers"] += time.perf_counter() - moved
+        self._timed_steps += 1
         if self.on_span is not None:
-            self.on_span("physics", began, moved)
-            self.on_span("managers", moved, time.perf_counter_ns())
+            self.on_span("physics", int(began * 1e9), int(moved * 1e9))
+            self.on_span("managers", int(moved * 1e9), time.perf_counter_ns())
         return TensorDict._new_unsafe(
             {
                 **observation,
@@ -244,56 +258,46 @@ class TorchEnv(EnvBase):
         env_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> TensorDictBase:
-        """TorchRL's reset, or one of some environments.
+        """TorchRL's reset, or a reset of some environments by their indices.
 
         Args:
-            tensordict: with a ``"_reset"`` mask ``[num_envs, 1]`` for a part of the environments.
+            tensordict: with a ``"_reset"`` mask ``[num_envs, 1]`` to reset part of the batch.
             env_ids: ``[n]`` integers, in place of the mask.
             **kwargs: as TorchRL's.
 
         Returns:
             Every environment's observation and flags.
-
-        Raises:
-            ConfigError: a mask or rows that do not fit, or both.
         """
         if env_ids is None:
             return super().reset(tensordict, **kwargs)
-        if tensordict is not None and "_reset" in tensordict:
-            raise ConfigError("reset was given env_ids and a '_reset' mask: give one of them")
-        rows = rows_of_ids(env_ids, self.num_envs, self.device)
-        if tensordict is None and not kwargs:  # nothing of the caller's to merge with
-            begun = self._reset_rows(rows)
-            return TensorDict._new_unsafe(begun, batch_size=self.batch_size, device=self.device)
-        given = self._standing() if tensordict is None else tensordict.copy()
+        if tensordict is None:
+            current = {k: v.clone() for k, v in self.obs_buf.items()} | self._flags()
+            tensordict = TensorDict(current, self.batch_size, device=self.device)
+        elif "_reset" in tensordict:
+            raise ConfigError("reset takes env_ids or a '_reset' mask, got both")
         mask = torch.zeros(self.num_envs, 1, dtype=torch.bool, device=self.device)
-        return super().reset(given.set("_reset", mask.index_fill_(0, rows, True)), **kwargs)
+        mask.index_fill_(0, self._checked_rows(env_ids), True)
+        return super().reset(tensordict.copy().set("_reset", mask), **kwargs)
 
-    def _reset(
-        self, tensordict: TensorDictBase | None = None, *, env_ids: Tensor | None = None
-    ) -> TensorDictBase:
+    def _reset(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
         """Begin episodes in the rows of ``_reset``, or in all."""
-        if env_ids is not None:
-            raise ConfigError(
-                "reset was given env_ids through a transform, which would take them as all rows: "
-                "give a TensorDict with a '_reset' mask"
-            )
-        mask = None if tensordict is None else tensordict.get("_reset", None)
-        rows = self._all_rows if mask is None else rows_of_mask(mask, self.num_envs)
-        begun = self._reset_rows(rows)
-        return TensorDict._new_unsafe(begun, batch_size=self.batch_size, device=self.device)
-
-    def _reset_rows(self, rows: Tensor) -> dict[str, Tensor]:
-        """Begin episodes in some rows; every row's observations and flags."""
-        self._life.check_usable()
+        self._check_usable()
+        mask, rows = None if tensordict is None else tensordict.get("_reset", None), self._all_rows
+        if mask is not None:
+            n = self.num_envs
+            if mask.dtype != torch.bool or mask.shape not in ((n,), (n, 1)):
+                raise ConfigError(
+                    f"_reset must be a torch.bool mask of shape {(n, 1)}, got {mask.dtype} of "
+                    f"shape {tuple(mask.shape)}"
+                )
+            rows = mask.reshape(n).nonzero().flatten()
         begun = self._begin_episodes(rows)
-        self._life.begin(rows)
-        return begun | self._life.flags()
-
-    def _standing(self) -> TensorDict:
-        """What the environments show now, of ended episodes as well."""
-        root = {k: v.clone() for k, v in self.obs_buf.items()} | self._life.flags()
-        return TensorDict(root, self.batch_size, device=self.device)
+        if self._ended is not None:
+            terminated, truncated = (flag.index_fill(0, rows, False) for flag in self._ended)
+            self._ended = terminated, truncated
+        return TensorDict._new_unsafe(
+            begun | self._flags(), batch_size=self.batch_size, device=self.device
+        )
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -301,10 +305,10 @@ class TorchEnv(EnvBase):
         """Reset some rows as one transaction.
 
         Returns:
-            What a reset returns of every row: its observations and three flags that are False. The
-            observations of rows that were not reset are the last ones.
+            Every row's observation (the last one where it was not reset) and three flags that are
+            False.
         """
-        began = time.perf_counter_ns()
+        began = time.perf_counter()
         whole = rows.shape[0] == self.num_envs
         with self._threads:
             before = self.generator.get_state()
@@ -318,8 +322,8 @@ class TorchEnv(EnvBase):
                 self._on_refused_reset(error, rows)
                 self.generator.set_state(before)
                 error.add_note(
-                    f"The reset, after {self.common_step_counter} control steps, wrote nothing: "
-                    "the environment is as it was before."
+                    f"The reset, after {self._control_steps} control steps, wrote nothing: the "
+                    "environment is unchanged."
                 )
                 raise
             try:
@@ -328,14 +332,15 @@ class TorchEnv(EnvBase):
                     self._commit_reset(rows)
                 fresh = self._observe(rows)
                 if not whole:
-                    last = self._life.observation or self._observe(self._all_rows)
+                    last = self._last_obs or self._observe(self._all_rows)
                     fresh = {k: last[k].index_copy(0, rows, value) for k, value in fresh.items()}
-                self._life.observation = fresh
+                self._last_obs = fresh
                 self._after_reset(rows)
             except BaseException as error:
                 self._set_fault(error, "reset")
+        self._seconds["reset"] += time.perf_counter() - began
         if self.on_span is not None:
-            self.on_span("reset", began, time.perf_counter_ns())
+            self.on_span("reset", int(began * 1e9), time.perf_counter_ns())
         flags = torch.zeros(3, self.num_envs, 1, dtype=torch.bool, device=self.device)
         fresh = {k: v.clone() for k, v in fresh.items()}
         return {**fresh, **dict(zip(FLAGS, flags, strict=True))}
@@ -348,10 +353,10 @@ class TorchEnv(EnvBase):
     def _step_and_maybe_reset(
         self, tensordict: TensorDictBase
     ) -> tuple[TensorDictBase, TensorDictBase]:
-        """TorchRL's loop body for the one level of keys that this environment has.
+        """TorchRL's loop body, specialised to one level of plain tensors.
 
-        The same result as TorchRL's own, which walks trees of keys to get there; whatever goes
-        beyond (entries of a caller that are not plain tensors, partial steps, hooks) is left to it.
+        It gives the same result as TorchRL's own, which walks trees of keys. Anything else
+        (entries that are not plain tensors, partial steps, hooks) goes to TorchRL's.
         """
         plain = (
             type(tensordict) is TensorDict
@@ -369,14 +374,14 @@ class TorchEnv(EnvBase):
         after = self._step(tensordict)
         tensordict._set_str("next", after, validated=True, inplace=False, non_blocking=False)
         root = {k: v for k, v in tensordict.items() if k not in ("next", "reward")}
-        root.update((key, after.get(key)) for key in (*self._life.observation, *FLAGS))
+        root.update((key, after.get(key)) for key in (*self._last_obs, *FLAGS))
         done = root["done"]
         if done.any():
             rows = done.flatten().nonzero().flatten()
             begun = self._begin_episodes(rows)
-            self._life.ended = None
+            self._ended = None
             if rows.shape[0] < self.num_envs:
-                # Nothing of an episode that ended stays at the root of the next one.
+                # The root of a new episode keeps nothing of the one that ended.
                 for key, value in root.items():
                     if key not in begun:
                         ended = done.reshape(-1, *(1,) * (value.ndim - 1))
@@ -389,12 +394,12 @@ class TorchEnv(EnvBase):
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
             f"{type(self).__name__} holds physics in this process's memory and cannot be copied or "
-            "sent: give a function that makes one, such as unilab.registry.factory(task)"
+            "sent: pass a function that makes one, such as unilab.registry.factory(task)"
         )
 
     def close(self, *, raise_if_closed: bool = True) -> None:
         """End the environment; a second call does nothing."""
-        self._life.released = True
+        self._released = True
         super().close(raise_if_closed=raise_if_closed)
 
     def _set_seed(self, seed: int | None) -> None:
@@ -402,18 +407,83 @@ class TorchEnv(EnvBase):
             self.generator.manual_seed(seed)
 
     def export_training_state(self) -> dict[str, int]:
-        """What a checkpoint keeps of the environment: version 1, control steps so far."""
-        return {"version": TRAINING_STATE_VERSION, "control_steps": self._life.control_steps}
+        """The environment's part of a checkpoint: version 1 and the control steps so far."""
+        return {"version": TRAINING_STATE_VERSION, "control_steps": self._control_steps}
 
-    def import_training_state(self, state: dict[str, int]) -> None:
-        """Continue from a checkpoint.
+    def import_training_state(self, state: Mapping[str, int]) -> None:
+        """Continue from the environment's part of a checkpoint."""
+        version, steps = state.get("version"), state.get("control_steps")
+        if version != TRAINING_STATE_VERSION:
+            raise ConfigError(
+                f"version of an environment's training state must be {TRAINING_STATE_VERSION}, "
+                f"got {version!r}"
+            )
+        if not isinstance(steps, int) or steps < 0:
+            raise ConfigError(f"control_steps must be a non-negative integer, got {steps!r}")
+        self._control_steps = steps
 
-        Raises:
-            ConfigError: another version, or a counter that is not a non-negative integer.
-        """
-        self._life.control_steps = control_steps_of(state)
+    # Checks and state ---------------------------------------------------------------------------
+
+    def _checked_action(self, tensordict: TensorDictBase) -> Tensor:
+        """The action of a step that advances every environment."""
+        mask = tensordict.get("_step", None)
+        if mask is not None and not mask.all():
+            rows = (~mask).flatten().nonzero().flatten()[:8].tolist()
+            raise CapabilityError(
+                f"'_step' must be true for every environment, got False for {rows}: physics "
+                "advances all together; roll out with break_when_any_done=True, or with "
+                "break_when_any_done=False and break_when_all_done=False, which resets on the way"
+            )
+        action = tensordict.get("action", None)
+        if action is None:
+            raise ConfigError("step needs an 'action': set one, or call env.rand_action(td)")
+        wanted = (torch.float32, self._action_shape, self.device)
+        if (action.dtype, action.shape, action.device) != wanted:
+            raise ConfigError(
+                f"action must be {wanted[0]} of shape {tuple(wanted[1])} on {wanted[2]}, got "
+                f"{action.dtype} of shape {tuple(action.shape)} on {action.device}"
+            )
+        if not is_finite(action):
+            rows = bad_rows(action)
+            raise NonFiniteError(
+                f"action is not finite (first rows: {rows}): look for a diverged policy", rows
+            )
+        return action
+
+    def _checked_rows(self, env_ids: Tensor) -> Tensor:
+        """``[n]`` int64 in ascending order, on the environment's device."""
+        integers = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+        if isinstance(env_ids, Tensor) and env_ids.ndim == 1 and env_ids.dtype in integers:
+            rows = env_ids.to(self.device, torch.int64).sort().values
+            distinct = not (rows[1:] == rows[:-1]).any()
+            if distinct and (not len(rows) or 0 <= rows[0] <= rows[-1] < self.num_envs):
+                return rows
+        raise ConfigError(
+            f"env_ids must be a 1-D integer tensor of distinct rows in [0, {self.num_envs}), "
+            f"got {env_ids}"
+        )
+
+    def _flags(self) -> dict[str, Tensor]:
+        """New ``[num_envs, 1]`` flags of episodes that ended and were not reset."""
+        zeros = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
+        terminated, truncated = self._ended or (zeros, zeros)
+        flags = (terminated | truncated, terminated.clone(), truncated.clone())
+        return {k: flag.unsqueeze(-1) for k, flag in zip(FLAGS, flags, strict=True)}
+
+    def _check_usable(self) -> None:
+        if self._fault is not None:
+            raise EnvFaultedError(
+                f"the environment failed earlier, {self._fault_at} "
+                f"({type(self._fault).__name__}: {self._fault}); "
+                "its state is undefined: make a new one"
+            ) from self._fault
+        if self._released:
+            raise EnvFaultedError("the environment is closed: make a new one")
 
     def _set_fault(self, error: BaseException, what: str) -> NoReturn:
-        self._life.fail(error, what)
+        """Mark the environment as faulted and raise."""
+        self._fault = error
+        self._fault_at = f"in a {what} after {self._control_steps} control steps"
+        error.add_note(f"The environment failed {self._fault_at} and can no longer be used.")
         self._on_fault(error)
         raise error

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from unilab.backends import SimBackend
-from unilab.envs.finite import bad_rows, is_finite
+from unilab.envs.nonfinite import bad_rows, is_finite
 from unilab.errors import ConfigError, NonFiniteError
 
 

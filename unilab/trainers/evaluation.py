@@ -72,7 +72,9 @@ class Evaluator:
         ):
             metrics = self._first_episodes()
         terms = drain() if drain is not None else {}
-        return metrics | {f"Eval/{tag}": value for tag, value in terms.items()}
+        return metrics | {
+            f"Eval/{tag}": value for tag, value in terms.items() if not tag.startswith("Perf/")
+        }
 
     def _first_episodes(self) -> dict[str, float]:
         data = self.env.reset()

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from unilab.checks import check_fields
-from unilab.envs.finite import require_finite
 from unilab.envs.managers.countdown import Countdown, check_waiting
 from unilab.envs.managers.term import naming, rehearse
 from unilab.envs.managers.values import check_scalar, check_value
+from unilab.envs.nonfinite import require_finite
 from unilab.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ class CommandManager:
         """
         if self.metric_names:
             values = torch.stack([*self._metrics().values()])
-            require_finite("command metrics are not finite (metric", self.metric_names, values)
+            require_finite("command metrics are not finite", self.metric_names, values)
             self.metric_sums += values
         for term in self._terms.values():
             term.compute()

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from unilab.envs.finite import require_finite
 from unilab.envs.managers.term import bind_term
 from unilab.envs.managers.values import check_scalar, evaluate, first_values
+from unilab.envs.nonfinite import require_finite
 
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
@@ -60,7 +60,7 @@ class MetricsManager:
         if not self._terms:
             return
         values = torch.stack(evaluate(self._terms, self._env))
-        require_finite("metrics are not finite (term", self.term_names, values)
+        require_finite("metrics are not finite", self.term_names, values)
         self._sums.add_(values)
 
     def __str__(self) -> str:

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from unilab.checks import Bound, check_fields, check_range
-from unilab.envs.finite import bad_rows, is_finite, non_finite
 from unilab.envs.managers.delay import DelayBuffer, DelayCfg, Recall
 from unilab.envs.managers.memory import remembering_rows
 from unilab.envs.managers.term import ManagerTermBase, Term, bind_term
 from unilab.envs.managers.values import check_value, evaluate, first_values
+from unilab.envs.nonfinite import bad_rows, is_finite, non_finite
 from unilab.errors import ConfigError, NonFiniteError, did_you_mean
 
 if TYPE_CHECKING:
@@ -238,7 +238,7 @@ class ObservationManager:
         }
         if rows is not None:
             bad = {term: rows[found].tolist() for term, found in bad.items()}
-        return non_finite(f"observation {name!r} is not finite (term", bad)
+        return non_finite(f"observation {name!r} is not finite", bad)
 
     def __str__(self) -> str:
         lines = []

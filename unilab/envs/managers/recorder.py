@@ -116,8 +116,6 @@ class RecorderManager:
         """Keep what the step led to."""
         self._keep_step("post_step")
         self._length += 1
-        if (ended := self._env.standing_rows) is not None:
-            self._length[ended[ended < self._rows]] -= 1
 
     def record_post_reset(self, env_ids: Tensor) -> None:
         """Keep how the episodes of some environments begin.

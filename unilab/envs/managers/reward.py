@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from unilab.checks import check_fits
-from unilab.envs.finite import bad_rows, is_finite, non_finite
 from unilab.envs.managers.term import bind_term
 from unilab.envs.managers.values import check_scalar, evaluate, first_values
+from unilab.envs.nonfinite import bad_rows, is_finite, non_finite
 from unilab.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class RewardManager:
                 for term, value in zip(self._terms, values, strict=True)
                 if (rows := bad_rows(value))
             }
-            raise non_finite("reward terms are not finite (term", bad)
+            raise non_finite("reward terms are not finite", bad)
         self.episode_sums += values
         self.reward = reward
         return reward

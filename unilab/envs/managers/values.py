@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from unilab.envs.finite import bad_rows, is_finite
 from unilab.envs.managers.term import Term
+from unilab.envs.nonfinite import bad_rows, is_finite
 from unilab.errors import ConfigError, NonFiniteError
 
 if TYPE_CHECKING:

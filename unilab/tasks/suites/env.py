@@ -20,7 +20,7 @@ from unilab.backends import MujocoBackend
 from unilab.checks import check_fields
 from unilab.envs import TorchEnv
 from unilab.envs.episodes import EpisodeSums
-from unilab.envs.finite import bad_rows, is_finite, non_finite
+from unilab.envs.nonfinite import bad_rows, is_finite, non_finite
 from unilab.errors import CapabilityError, ConfigError
 
 _logger = logging.getLogger(__name__)
@@ -225,13 +225,14 @@ class SuiteEnv(TorchEnv, Generic[Cfg]):
         }
 
     def drain_metrics(self) -> dict[str, float]:
-        """Means over the episodes that ended since the last call; empty if none did.
+        """Metrics since the last call.
 
         Returns:
+            those of :meth:`TorchEnv.drain_metrics` and, once episodes ended, means over those:
             ``Episode_Reward/<term>``: sum of the term over the episode;
             ``Episode_Termination/terminated`` and ``time_out``: share of the episodes.
         """
-        return self._episodes.drain()
+        return super().drain_metrics() | self._episodes.drain()
 
     def _physics(self, action: Tensor) -> None:
         action = action.cpu().double()
@@ -244,7 +245,7 @@ class SuiteEnv(TorchEnv, Generic[Cfg]):
         _write_blocks(outcome, (terms.sum(1, keepdim=True), self._terminated()[:, None], terms))
         if not is_finite(host):
             bad = {"observation": bad_rows(obs), "reward": bad_rows(outcome)}
-            raise non_finite("physics left non-finite values (in", bad)
+            raise non_finite("physics left non-finite values", bad)
         self._obs, self._outcome = self._unpacked(host.to(self.device))
 
     def _unpacked(self, packet: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Finite or an error: one reduction a scope, and names only once something is wrong."""
+"""NaN/Inf checks: one reduction a call, names and rows only once something is wrong."""
 
 from __future__ import annotations
 
@@ -12,30 +12,15 @@ from unilab.errors import NonFiniteError
 
 
 def is_finite(value: Tensor) -> bool:
-    """Whether every element is finite, by one reduction in the common case.
-
-    Args:
-        value: any shape; a bool or integer tensor is always finite.
-    """
+    """Whether every element is finite, by one reduction in the common case."""
     # A sum is non-finite as soon as one summand is; one that overflows needs the second look.
     return math.isfinite(value.sum().item()) or bool(value.isfinite().all())
 
 
 def is_within(value: Tensor, limit: float) -> bool:
-    """Whether no element is larger than a limit, or no number."""
-    # What is no number compares as False.
+    """Whether every element is a number of at most this size."""
+    # NaN compares as False.
     return not value.numel() or bool(value.abs().amax() <= limit)
-
-
-def non_finite(what: str, bad: Mapping[str, Sequence[int]]) -> NonFiniteError:
-    """The error for values that are not finite.
-
-    Args:
-        what: the beginning of the message.
-        bad: rows by name of the term or field.
-    """
-    rows = [row for found in bad.values() for row in found]
-    return NonFiniteError(f"{what}: first rows): {dict(bad)}", rows)
 
 
 def bad_rows(value: Tensor, shown: int = 8, limit: float | None = None) -> list[int]:
@@ -44,25 +29,33 @@ def bad_rows(value: Tensor, shown: int = 8, limit: float | None = None) -> list[
     Args:
         value: ``[num_envs, ...]``.
         shown: how many rows at most.
-        limit: the largest size that is fit as well; None: any finite one is.
+        limit: also count elements larger than this; None: any finite size is fine.
     """
     bad = ~torch.isfinite(value) if limit is None else ~(value.abs() <= limit)
     return bad.reshape(len(value), -1).any(1).nonzero().flatten()[:shown].tolist()
 
 
+def non_finite(what: str, bad: Mapping[str, Sequence[int]]) -> NonFiniteError:
+    """The error for values that are not finite.
+
+    Args:
+        what: start of the message, such as "reward terms are not finite".
+        bad: first bad rows by name of the term or field.
+    """
+    rows = [row for found in bad.values() for row in found]
+    return NonFiniteError(f"{what}, first rows by name: {dict(bad)}", rows)
+
+
 def require_finite(
     what: str, names: Sequence[str], values: Tensor, *, limit: float | None = None
 ) -> None:
-    """One reduction over the values of several terms.
+    """Refuse values of several terms if one is not finite, by one reduction over all of them.
 
     Args:
-        what: the beginning of the message.
+        what: start of the message.
         names: the terms.
         values: ``[len(names), num_envs]``.
-        limit: the largest size that is fit as well; None: any finite one is.
-
-    Raises:
-        NonFiniteError: names the terms and rows.
+        limit: largest allowed size; None: any finite size is fine.
     """
     if is_finite(values) if limit is None else is_within(values, limit):
         return

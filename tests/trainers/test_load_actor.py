@@ -104,7 +104,7 @@ def test_c19_a_checkpoint_of_another_run_in_this_runs_folder_is_refused(trained,
         ({"actor_semantics": actor_semantics(plain(low=-0.7))}, r"\.low is -0.5 there and -0.7"),
         (
             {"actor_semantics": None},
-            r"run_config.json differs: .*semantics.* is missing there and None",
+            r"run_config.json differs: .*actor_semantics is .* there and None",
         ),
         ({"task": "cartpole_swingup"}, "task is 'pendulum_swingup' there and 'cartpole_swingup'"),
         ({"obs_groups": {"obs": 3, "critic": 4}}, "critic is missing there and 4 here"),

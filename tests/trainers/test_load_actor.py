@@ -116,7 +116,7 @@ def test_c19_a_checkpoint_of_another_run_in_this_runs_folder_is_refused(trained,
     with pytest.raises(CheckpointError, match="task is 'pendulum_swingup' there and 'cartpole_sw"):
         load_play_actor(tmp_path)
     RunFolder(tmp_path).write_config({})
-    with pytest.raises(CheckpointError, match=r"actor_semantics\.kind is 'custom' there and miss"):
+    with pytest.raises(CheckpointError, match=r"actor_semantics is .* there and missing"):
         load_play_actor(tmp_path)
 
 

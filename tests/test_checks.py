@@ -1,4 +1,4 @@
-"""A value fits its annotation or is refused in one sentence; what says nothing is left alone."""
+"""The checker of configurations: values against annotations, `build` and `replace`."""
 
 from __future__ import annotations
 
@@ -11,120 +11,128 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import pytest
 import torch
-from envs.tables import ON_TWINS, twins
 
-from unilab.checks import Bound, Positive, check_fields, check_fits
-from unilab.envs import RewardTermCfg, TerminationTermCfg, mdp
+from unilab.checks import (
+    Bound,
+    Count,
+    Positive,
+    build,
+    check_fields,
+    check_fits,
+    check_range,
+    convert,
+    hints_of,
+    replace,
+    to_device,
+    to_num_envs,
+    to_seed,
+)
 from unilab.errors import ConfigError
 
 if TYPE_CHECKING:
     from unilab.nowhere import Unknown
+
+
+@dataclass(frozen=True, kw_only=True)
+class Term:
+    func: Callable[..., Any] = len
+    weight: float
+    params: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guard:
+    folder: str
+    steps: Count = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    length_s: float = 10.0
+    decimation: int = 2
+    mode: Literal["a", "b"] = "a"
+    scale: float | tuple[float, ...] | dict[str, float] = 1.0
+    span: tuple[float, float] = (0.0, 1.0)
+    terms: dict[str, Term] = field(default_factory=dict)
+    guard: Guard | None = None
+    free: Any = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_range("span", self.span)
+
+
+TASK = Task(terms={"up": Term(weight=1.0, params={"std": 0.5, "range": (0.0, 1.0)})})
 
 FITS = [
     (float, [1, 0.5, -3.4e38, np.float32(1), np.int64(2)]),
     (Bound, [1, inf, -inf]),
     (Positive, [1, 1e-9, np.float64(0.5)]),
     (int, [3, np.int64(3)]),
+    (Count, [1, 3]),
     (bool, [True, False]),
     (str | Path, ["a", Path("a")]),
     (float | None, [1.0, None]),
+    (Literal["a", "b"] | None, ["a", None]),
     (tuple[float, float], [(1, 2.0), [1.0, 2.0], np.ones(2), torch.ones(2)]),
-    (tuple[float, ...], [(), (1.0,), [1.0, 2.0, 3.0], torch.ones(4)]),
+    (tuple[float, ...], [(), (1.0,), torch.ones(4)]),
     (Sequence[str], [("a", "b"), ["a"]]),
     (dict[str, float], [{}, {"a": 1.0}]),
     (dict[str, Any], [{"a": len}]),
-    (Any, [nan, None, "x"]),
-    (Callable[..., int], [len, 3]),  # left to who calls it
-    (Literal["a"], ["b"]),  # left to its owner, who knows the nearest
+    (Task, [TASK]),
+    (Any, [nan, None, "x", Term(weight=nan)]),
+    (Callable[..., int], [len, 3]),
 ]
 
 
 @pytest.mark.parametrize(("hint", "values"), FITS, ids=str)
-def test_what_fits_passes(hint, values):
+def test_value_of_the_annotated_type_passes(hint, values):
     for value in values:
         check_fits("x", value, hint)
 
 
 MISFITS = [
-    (float, [nan, inf, 1e39, True, "1", None, 1j, torch.tensor(1.0), [1.0]], "a finite number"),
-    (Bound, [nan, "1", None, True], "a number"),
-    (Positive, [0, 0.0, -1.0, inf, nan, "1", None], "a finite number above 0"),
-    (tuple[Positive, ...], [(0.0,), 1.0], "a tuple of finite numbers above 0"),
-    (int, [1.0, 1.5, True, "1", None, nan], "an integer"),
-    (bool, [1, "no", None], "True or False"),
-    (str | None, [1, b"a"], "a string or None"),
-    (str | Path, [1, None], "a string or a path"),
-    (tuple[float, float], [1.0, (1,), (1, 2, 3), "12", (1, "2"), (nan, 1)], "2 finite numbers"),
-    (
-        tuple[float, ...],
-        [1.0, "1", ("1",), ((1.0,),), np.ones((1, 2))],
-        "a tuple of finite numbers",
-    ),
-    (tuple[str, ...], ["a", (1,)], "a tuple of strings"),
-    (tuple[tuple[float, float], tuple[float, float]], [(1, 2), 1], "2 tuples of 2 finite numbers"),
-    (Sequence[dict[str, Any]], [{}, [1]], "a tuple of dicts"),
-    (dict[str, tuple[float, float]], [[], 1], "a dict of tuples of 2 finite numbers by name"),
-    (RewardTermCfg, [3, None], "RewardTermCfg"),
+    (float, [nan, inf, 1e39, True, "1", None, 1j, torch.tensor(1.0), [1.0]]),
+    (Bound, [nan, "1", None, True]),
+    (Positive, [0, -1.0, inf, nan, "1"]),
+    (tuple[Positive, ...], [(0.0,), 1.0]),
+    (int, [1.0, 1.5, True, "1", None, nan]),
+    (Count, [0, -1, 1.0, True]),
+    (bool, [1, "no", None]),
+    (str | None, [1, b"a"]),
+    (Literal["a", "b"], ["c", None]),
+    (tuple[float, float], [1.0, (1,), (1, 2, 3), "12", (1, "2"), (nan, 1)]),
+    (tuple[float, ...], ["1", ("1",), ((1.0,),), np.ones((1, 2))]),
+    (Sequence[dict[str, Any]], [{}, [1]]),
+    (dict[str, tuple[float, float]], [[], 1, {"a": 1}, {1: (0.0, 1.0)}]),
+    (Term, [3, None, {"weight": 1.0}, Term(weight="1"), Term]),
+    (dict[str, Term], [{"a": None}, {"a": Term(weight=nan)}]),
 ]
 
 
-@pytest.mark.parametrize(("hint", "values", "expected"), MISFITS, ids=str)
-def test_what_does_not_fit_is_refused(hint, values, expected):
+@pytest.mark.parametrize(("hint", "values"), MISFITS, ids=str)
+def test_value_of_another_type_is_refused_by_name(hint, values):
     for value in values:
-        with pytest.raises(ConfigError) as caught:
-            check_fits("x", value, hint)
-        assert str(caught.value) == f"x is {value!r}: expected {expected}"
+        with pytest.raises(ConfigError, match="gain"):
+            check_fits("gain", value, hint)
 
 
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
-        (len, "a builtin_function_or_method"),
-        (RewardTermCfg, "the class RewardTermCfg"),
-        (RewardTermCfg(func=len, weight=1.0), "a RewardTermCfg"),
-        (list(range(99)), "a list"),
-    ],
-)
-def test_what_would_not_fit_into_a_line_is_shown_by_its_type(value, shown):
-    with pytest.raises(ConfigError, match=f"^x is {shown}: expected an integer$"):
-        check_fits("x", value, int)
+def test_threshold_may_be_infinite():
+    check_fits("limit", inf, float, infinite=True)
+    with pytest.raises(ConfigError, match="limit"):
+        check_fits("limit", nan, float, infinite=True)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Inner:
-    gain: float
+def test_fields_at_their_default_are_not_checked():
+    check_fields(Further(number=1.0))
+    with pytest.raises(ConfigError, match=r"cfg\.most"):
+        check_fields(Further(number=1.0, most=nan), "cfg")
+
+
+@dataclass(frozen=True)
+class Further:
+    number: float
     most: float = inf
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outer:
-    inner: Inner = field(default_factory=lambda: Inner(gain=1.0))
-    table: dict[str, Inner] = field(default_factory=dict)
-    free: Any = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Further(Inner):
-    share: float = 0.5
-
-
-def test_a_misfit_is_found_however_deep_and_in_a_subclass():
-    with pytest.raises(ConfigError, match=r"^inner\.gain is nan: expected a finite number$"):
-        check_fields(Outer(inner=Inner(gain=nan)))
-    with pytest.raises(ConfigError, match=r"^cfg\.table\['b'\]\.share is '1': expected a finite"):
-        check_fields(Outer(table={"a": Inner(gain=1.0), "b": Further(gain=1.0, share="1")}), "cfg")
-    with pytest.raises(ConfigError, match=r"^table\['a'\] is None: expected Inner, or leave"):
-        check_fields(Outer(table={"a": None}))
-
-
-def test_a_field_at_its_default_is_not_looked_at():
-    check_fields(Inner(gain=1.0, most=inf))
-    with pytest.raises(ConfigError, match="most is inf"):
-        check_fields(Inner(gain=1.0, most=float("inf")))
-
-
-def test_a_field_that_says_nothing_is_left_alone():
-    check_fields(Outer(free=Inner(gain=nan)))
 
 
 @dataclass(frozen=True)
@@ -133,41 +141,130 @@ class Foreign:
     number: float = 0.0
 
 
-def foreign(env, thing: Unknown, number: float = 0.0):
-    return torch.ones(env.num_envs)
-
-
-def test_annotations_for_type_checkers_alone_are_not_in_the_way(tmp_path):
+def test_annotations_that_cannot_be_resolved_are_ignored():
+    assert hints_of(Foreign) == {}
     check_fields(Foreign(thing=3, number="one"))
-    params = {"thing": 3, "number": 1.0}
-    twins(tmp_path, rewards={"f": RewardTermCfg(func=foreign, weight=1.0, params=params)})
-
-
-def noisy(env, amount: float, quiet: bool = False):
-    return torch.full((env.num_envs,), float(amount))
-
-
-class Loud(mdp.joint_acc_l2):
-    def __call__(self, env, amount: float, asset_cfg=mdp.joint_acc_l2.__call__.__defaults__[0]):
-        return super().__call__(env, asset_cfg)
 
 
 @pytest.mark.parametrize(
-    ("func", "params", "message"),
+    ("hint", "value", "converted"),
     [
-        (noisy, {"amount": "1"}, "amount is '1': expected a finite number"),
-        (noisy, {"amount": nan}, "amount is nan: expected a finite number"),
-        (noisy, {"amount": 1.0, "quiet": "no"}, "quiet is 'no': expected True or False"),
-        (Loud, {"amount": None, **ON_TWINS}, "amount is None: expected a finite number"),
+        (float, 1, 1.0),
+        (int, 1e6, 1_000_000),
+        (int | None, 2.0, 2),
+        (tuple[float, float], [0, 1], (0.0, 1.0)),
+        (float | tuple[float, ...], [1, 2], (1.0, 2.0)),
+        (dict[str, float], {"a": 1}, {"a": 1.0}),
+        (Guard | None, {"folder": "x", "steps": 2.0}, Guard(folder="x", steps=2)),
+        (Any, [1], [1]),
     ],
 )
-@pytest.mark.parametrize("weight", [1.0, 0.0])
-def test_a_parameter_is_what_its_annotation_says(tmp_path, func, params, message, weight):
-    bad = RewardTermCfg(func=func, weight=weight, params=params)
-    with pytest.raises(ConfigError, match=f"^reward term 'bad': {message}"):
-        twins(tmp_path, rewards={"bad": bad})
+def test_yaml_value_is_converted_to_the_annotation(hint, value, converted):
+    result = convert("x", value, hint)
+    assert (result, type(result)) == (converted, type(converted))
 
 
-def test_a_threshold_may_be_infinite(tmp_path):
-    never = TerminationTermCfg(func=mdp.joint_pos_out_of_limit, params={"limit": inf, **ON_TWINS})
-    twins(tmp_path, terminations={"never": never})
+def test_build_makes_nested_configurations():
+    built = build(Task, {"terms": {"up": {"weight": 1}}, "guard": {"folder": "x"}, "length_s": 3})
+    assert built == Task(terms={"up": Term(weight=1.0)}, guard=Guard(folder="x"), length_s=3.0)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"lenght_s": 1.0}, r"cfg\.lenght_s.*length_s"),
+        ({"guard": {"steps": 1}}, r"cfg\.guard\.folder"),
+        ({"guard": {"folder": "x", "steps": 0}}, r"cfg\.guard\.steps"),
+        ({"terms": {"up": {"wieght": 1.0}}}, r"cfg\.terms\.up\.wieght.*weight"),
+        ({"terms": 3}, r"cfg\.terms"),
+        ({"mode": "c"}, r"cfg\.mode"),
+        ({"span": [1.0, 0.0]}, "cfg.*span"),
+        ([], "cfg"),
+    ],
+)
+def test_build_refuses_a_bad_value_by_its_full_key(values, message):
+    with pytest.raises(ConfigError, match=message):
+        build(Task, values, "cfg")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"terms.up.weight": 2.5, "terms.up.params.std": 1, "length_s": 3},
+        {"terms": {"up": {"weight": 2.5, "params": {"std": 1}}}, "length_s": 3.0},
+        {"terms.up": {"weight": 2.5}, "terms": {"up.params.std": 1}, "length_s": 3},
+    ],
+)
+def test_overrides_are_nested_or_dotted_and_leave_the_original_alone(overrides):
+    changed = replace(TASK, overrides)
+    assert changed.terms["up"] == Term(weight=2.5, params={"std": 1, "range": (0.0, 1.0)})
+    assert changed.length_s == 3.0
+    assert TASK.terms["up"].weight == 1.0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ({"span": [0, 2]}, {"span": (0.0, 2.0)}),
+        ({"scale": {".*hip.*": 1}}, {"scale": {".*hip.*": 1.0}}),
+        ({"terms.up": None}, {"terms": {}}),
+        ({"guard.folder": "x"}, {"guard": Guard(folder="x")}),
+        ({"guard": None}, {"guard": None}),
+        ({"terms.up": Term(weight=2.0)}, {"terms": {"up": Term(weight=2.0)}}),
+        (
+            {"terms.up.params": {"range": [0, 2], "new": 1}},
+            {"terms": {"up": Term(weight=1.0, params={"std": 0.5, "range": (0, 2), "new": 1})}},
+        ),
+    ],
+)
+def test_override_takes_the_type_of_its_field(overrides, expected):
+    changed = replace(TASK, overrides)
+    assert {key: getattr(changed, key) for key in expected} == expected
+
+
+def test_patterns_with_dots_are_keys_of_a_table_of_values():
+    changed = replace(Task(scale={".*hip.*": 1.0}), {"scale": {".*hip.*": 2}})
+    assert changed.scale == {".*hip.*": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"length": 3.0}, "'length'.*length_s"),
+        ({"terms.pu.weight": 3.0}, r"terms\.pu.*up"),
+        ({"terms": {"up": {"wieght": 3.0}}}, r"terms\.up\.wieght.*weight"),
+        ({"terms.new": Term(weight=1.0)}, r"terms\.new"),
+        ({"terms.up": 3.0}, r"terms\.up"),
+        ({"terms": 3.0}, "terms"),
+        ({"decimation.more": 3}, "decimation"),
+        ({"decimation": 2.5}, "decimation"),
+        ({"decimation": True}, "decimation"),
+        ({"decimation": None}, "decimation"),
+        ({"length_s": "long"}, "length_s"),
+        ({"length_s": nan}, "length_s"),
+        ({"terms.up.weight": nan}, r"terms\.up\.weight"),
+        ({"span": [0.0, 1.0, 2.0]}, "span"),
+        ({"span": [1.0, 0.0]}, "span"),
+        ({"guard": 5}, "guard"),
+        ({"guard.file": "x"}, r"guard\.file"),
+    ],
+)
+def test_override_that_does_not_fit_is_refused_by_its_full_key(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        replace(TASK, overrides)
+
+
+@pytest.mark.parametrize(
+    ("check", "name", "good", "bad"),
+    [
+        (to_num_envs, "num_envs", [1, np.int64(4)], [0, -1, 2.0, True, "4", 2**31]),
+        (to_seed, "seed", [None, 0, 2**32 - 1], [-1, 2**32, 1.5, "x", True]),
+        (to_device, "device", ["cpu", "cuda:1", torch.device("cpu")], ["gpu", "meta", None]),
+    ],
+)
+def test_arguments_of_an_environment_are_checked(check, name, good, bad):
+    for value in good:
+        assert check(value) == (torch.device(value) if name == "device" else value)
+    for value in bad:
+        with pytest.raises(ConfigError, match=name):
+            check(value)

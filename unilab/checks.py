@@ -1,151 +1,200 @@
-"""Values as their annotations say: one check for every configuration and every term's parameter."""
+"""Checks of configurations: values against annotations, building and overriding dataclasses."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union
+from typing import get_args, get_origin, get_type_hints
 
-import torch
+from unilab.errors import ConfigError, did_you_mean
 
-from unilab.errors import ConfigError
+if TYPE_CHECKING:
+    import torch
 
 Bound = Annotated[float, "or infinite"]
 """Annotation of a number that may be infinite."""
 
 Positive = Annotated[float, "above 0"]
-"""Annotation of a finite number that is more than 0."""
+"""Annotation of a finite number above 0."""
 
-# Numbers end in float32 tensors, where a larger one would be infinite.
-_LARGEST = torch.finfo(torch.float32).max
-_PLAIN = {
-    bool: ("True or False", "flags"),
-    int: ("an integer", "integers"),
-    float: ("a finite number", "finite numbers"),
-    str: ("a string", "strings"),
-    NoneType: ("None", "None"),
-    Path: ("a path", "paths"),
+Count = Annotated[int, "at least 1"]
+"""Annotation of an integer of at least 1."""
+
+# Numbers end up in float32 tensors, where a larger one would be infinite.
+_LARGEST = 3.4028234663852886e38
+_WORDS = {
+    bool: "True or False",
+    int: "an integer",
+    float: "a finite number",
+    str: "a string",
+    NoneType: "None",
+    Path: "a path",
+    Bound: "a number",
+    Positive: "a finite number above 0",
+    Count: "an integer of at least 1",
 }
+T = TypeVar("T")
+
+
+def build(cls: type[T], values: Mapping[str, Any], path: str = "") -> T:
+    """Build a configuration from a nested mapping; keys that are left out keep their defaults.
+
+    Lists become tuples, integers become floats, and whole floats (``1e6``) become integers where
+    the annotation asks for it.
+
+    Args:
+        cls: a dataclass.
+        values: e.g. what Hydra composed.
+        path: prefix of the keys in messages.
+
+    Raises:
+        ConfigError: a key is unknown or missing, or a value does not fit its annotation.
+    """
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{path or cls.__name__} must be a table, got {_shown(values)}")
+    settings = fields(cls)  # type: ignore[arg-type]
+    hints = _hints_of_class(cls)
+    known = [field.name for field in settings]
+    for key in values:
+        if key not in known:
+            raise _unknown(key, known, path)
+    converted = {
+        key: convert(_join(path, key), value, hints.get(key, Any)) for key, value in values.items()
+    }
+    for field in settings:
+        optional = (field.default, field.default_factory) != (dataclasses.MISSING,) * 2
+        if not optional and field.name not in values:
+            raise ConfigError(f"{_join(path, field.name)} is missing: give it a value")
+    return _construct(path, lambda: cls(**converted))
+
+
+def replace(config: T, overrides: Mapping[str, Any], path: str = "") -> T:
+    """Copy a configuration with some of its values replaced.
+
+    Args:
+        config: a dataclass; its tables are dicts of values or of further dataclasses.
+        overrides: new values, nested or by dotted key: ``{"rewards.action_rate.weight": -0.02}``.
+            None in the place of a term takes the term out of its table. Values are converted as
+            in :func:`build`.
+        path: prefix of the keys in messages.
+
+    Raises:
+        ConfigError: a key is unknown, or a value does not fit its annotation.
+    """
+    current = {field.name: getattr(config, field.name) for field in fields(config)}  # type: ignore[arg-type]
+    hints = _hints_of_class(type(config))
+    changed = {}
+    for key, new in _by_key(overrides, ()).items():
+        if key not in current:
+            raise _unknown(key, current, path)
+        changed[key] = _replaced(_join(path, key), current[key], new, hints.get(key, Any))
+    return _construct(path, lambda: dataclasses.replace(config, **changed))  # type: ignore[type-var]
+
+
+def convert(name: str, value: Any, hint: Any) -> Any:
+    """Convert a value of YAML or of an override to its annotation, and check it.
+
+    Args:
+        name: name of the value, for messages.
+        value: the value.
+        hint: the annotation.
+
+    Raises:
+        ConfigError: the value does not fit.
+    """
+    converted = _converted(name, value, hint)
+    check_fits(name, converted, hint)
+    return converted
 
 
 def check_fields(config: Any, path: str = "") -> None:
-    """Refuse a configuration with a value that is not what its field says, however deep.
+    """Check every field of a configuration against its annotation, nested ones included.
 
-    Types, lengths and whether numbers are finite; what else a value must be, its owner checks. A
-    field that was left at its default is not looked at, nor one whose annotation says nothing of
-    this kind (``Any``, a callable).
+    Fields that were left at their default are not checked, nor those whose annotation says nothing
+    about a value (``Any``, a callable).
 
     Args:
         config: a dataclass.
-        path: where it is, for messages.
+        path: prefix of the names in messages.
 
     Raises:
-        ConfigError: names the field and what it must be.
+        ConfigError: a value does not fit.
     """
     hints = _hints_of_class(config.__class__)
     for field in fields(config):
         value = getattr(config, field.name)
         if value is not field.default:
-            where = f"{path}.{field.name}" if path else field.name
-            check_fits(where, value, hints.get(field.name, Any))
+            check_fits(_join(path, field.name), value, hints.get(field.name, Any))
 
 
-def check_fits(what: str, value: Any, hint: Any, *, infinite: bool = False, end: str = "") -> None:
-    """Refuse a value that is not what its annotation says; see :func:`check_fields`.
+def check_fits(name: str, value: Any, hint: Any, *, infinite: bool = False) -> None:
+    """Check a value against its annotation.
 
     Args:
-        what: its name, for messages.
-        value: what was given.
+        name: name of the value, for messages.
+        value: the value.
         hint: the annotation.
-        infinite: whether numbers may be.
-        end: of the message.
+        infinite: whether numbers may be infinite.
 
     Raises:
-        ConfigError: names the value and what it must be.
+        ConfigError: the value does not fit.
     """
-    if hint is Any:
-        return
     if expected := _expected(value, hint, infinite):
-        raise ConfigError(f"{what} is {_shown(value)}: expected {expected}{end}")
+        raise ConfigError(f"{name} must be {expected}, got {_shown(value)}")
     if is_dataclass(value) and not isinstance(value, type):
-        check_fields(value, what)
+        if hint is not Any:
+            check_fields(value, name)
     elif isinstance(value, Mapping):
-        arms = [arm for arm in _arms(hint) if get_origin(arm) is dict]
-        for key, item in value.items() if arms else ():
-            of_key, of_item = get_args(arms[0])
-            if wanted := _expected(key, of_key, infinite):
-                raise ConfigError(f"{what} has the key {key!r}: expected {wanted}")
-            where = f"{what}[{key!r}]"
-            end = ", or leave it out" if item is None else ""
-            check_fits(where, item, of_item, infinite=infinite, end=end)
+        of_key, of_item = _items_of(hint)
+        for key, item in value.items():
+            check_fits(f"key of {name}", key, of_key)
+            check_fits(f"{name}[{key!r}]", item, of_item, infinite=infinite)
 
 
-def fits(value: Any, hint: Any) -> bool:
-    """Whether a value is what an annotation says; see :func:`check_fields`."""
-    return not _expected(value, hint)
-
-
-def check_range(what: str, span: tuple[float, float]) -> None:
-    """Refuse bounds to draw between that are reversed, or infinite.
-
-    Args:
-        what: their name, for messages.
-        span: two numbers.
-
-    Raises:
-        ConfigError: names them.
-    """
+def check_range(name: str, span: tuple[float, float]) -> None:
+    """Raise ConfigError for bounds ``(low, high)`` that are reversed or infinite."""
     low, high = span
     if not -_LARGEST <= low <= high <= _LARGEST:
-        wrong = "reversed" if low > high else "not finite"
-        raise ConfigError(f"{what} is {span}, which is {wrong}: expected (low, high)")
+        raise ConfigError(f"{name} must be finite (low, high) with low <= high, got {span}")
 
 
 def to_num_envs(value: Any) -> int:
-    """A number of environments.
-
-    Raises:
-        ConfigError: it is no integer, less than 1, or more than the simulator counts.
-    """
-    if _expected(value, int) or not 1 <= value < 2**31:
-        raise ConfigError(f"num_envs is {value!r}: give an integer of at least 1, below 2^31")
+    """Check a number of environments."""
+    if _expected(value, Count) or value >= 2**31:
+        raise ConfigError(f"num_envs must be an integer from 1 to 2^31 - 1, got {value!r}")
     return int(value)
 
 
 def to_seed(value: Any) -> int | None:
-    """A seed; None leaves it open.
-
-    Raises:
-        ConfigError: it is no integer, negative or too large.
-    """
+    """Check a seed; None stands for a random one."""
     if value is not None and (_expected(value, int) or not 0 <= value < 2**32):
-        raise ConfigError(f"seed is {value!r}: give an integer from 0 to {2**32 - 1}, or None")
+        raise ConfigError(f"seed must be None or an integer from 0 to 2^32 - 1, got {value!r}")
     return None if value is None else int(value)
 
 
 def to_device(value: Any) -> torch.device:
-    """A device that terms can run on; whether it is there is not looked at.
+    """Check a device that terms can run on, whether or not it exists here."""
+    import torch
 
-    Raises:
-        ConfigError: it is no device, or of another kind.
-    """
     try:
         device = torch.device(value) if isinstance(value, str | torch.device) else None
     except RuntimeError:
         device = None
     if device is None or device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"device is {str(value)!r}: give 'cpu', 'cuda' or 'cuda:<n>'")
+        raise ConfigError(f"device must be 'cpu', 'cuda' or 'cuda:<n>', got {str(value)!r}")
     return device
 
 
 def hints_of(annotated: Any) -> dict[str, Any]:
-    """The annotations of a class or function; none if one of them cannot be resolved."""
-    # Terms import the environment's class for type checkers alone.
+    """Annotations of a class or function; empty if one of them cannot be resolved."""
+    # Terms import the environment's class for type checkers only.
     names = None if isinstance(annotated, type) else {"ManagerBasedRlEnv": Any}
     try:
         return get_type_hints(annotated, localns=names, include_extras=True)
@@ -154,44 +203,129 @@ def hints_of(annotated: Any) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=256)
-def _hints_of_class(kind: type) -> dict[str, Any]:
-    """Kept: a task has many configurations of few classes."""
-    return hints_of(kind)
+def _hints_of_class(cls: type) -> dict[str, Any]:
+    return hints_of(cls)
+
+
+def _replaced(name: str, old: Any, new: Any, hint: Any) -> Any:
+    if not isinstance(new, Mapping):
+        as_before = hint is Any and isinstance(old, tuple) and isinstance(new, list)
+        return convert(name, tuple(new) if as_before else new, hint)
+    if is_dataclass(old) and not isinstance(old, type):
+        return replace(old, new, name)
+    if not isinstance(old, Mapping):
+        return convert(name, new, hint)
+    of_item = _items_of(hint)[1]
+    terms = is_dataclass(of_item)
+    # Keys of other tables may be patterns, with dots in them.
+    whole = old if terms or of_item is Any else new
+    changed = dict(old)
+    for key, value in _by_key(new, whole).items():
+        if terms and key not in old:
+            raise _unknown(key, old, name)
+        if terms and value is None:
+            del changed[key]
+        else:
+            changed[key] = _replaced(_join(name, key), old.get(key), value, of_item)
+    return changed
+
+
+def _by_key(overrides: Mapping[str, Any], whole: Iterable[str]) -> dict[str, Any]:
+    """Overrides by the first part of their dotted keys; keys in ``whole`` are not split."""
+    grouped: dict[str, Any] = {}
+    for dotted, new in overrides.items():
+        key, _, rest = (dotted, "", "") if dotted in whole else dotted.partition(".")
+        new = {rest: new} if rest else new
+        before = grouped.get(key)
+        both = isinstance(before, Mapping) and isinstance(new, Mapping)
+        grouped[key] = {**before, **new} if both else new
+    return grouped
+
+
+def _construct(path: str, make: Any) -> Any:
+    try:
+        return make()
+    except ConfigError as error:
+        if not path:
+            raise
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def _unknown(key: Any, known: Iterable[str], path: str) -> ConfigError:
+    options = ", ".join(known) or "no keys"
+    return ConfigError(
+        f"unknown key {_join(path, str(key))!r}{did_you_mean(key, known)}: "
+        f"{path or 'the top level'} has {options}"
+    )
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _converted(name: str, value: Any, hint: Any) -> Any:
+    """A value in the type of its annotation where that loses nothing."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _converted(name, value, args[0])
+    if origin in (Union, UnionType):
+        for arm in args:
+            converted = _converted(name, value, arm)
+            if not _expected(converted, arm):
+                return converted
+        return value
+    if is_dataclass(hint) and isinstance(value, Mapping):
+        return build(hint, value, name)  # type: ignore[arg-type]
+    if hint is int and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if origin in (tuple, Sequence) and isinstance(value, list | tuple):
+        of_items = args if _has_length(hint) else args[:1] * len(value)
+        if len(of_items) == len(value):
+            pairs = zip(value, of_items, strict=True)
+            return tuple(_converted(name, item, of_item) for item, of_item in pairs)
+    if origin is dict and isinstance(value, Mapping):
+        return {key: _converted(_join(name, key), item, args[1]) for key, item in value.items()}
+    return value
 
 
 def _expected(value: Any, hint: Any, infinite: bool = False) -> str:
     """What a value must be to fit an annotation; empty if it fits."""
     origin, args = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        fits = _is_number(value, infinite=hint == Bound) and (hint == Bound or value > 0)
-        return "" if fits else _named(hint)
     if origin in (Union, UnionType):
         wanted = [_expected(value, arm, infinite) for arm in args]
         return "" if "" in wanted else " or ".join(wanted)
     fits = True
-    if hint is float:
-        fits = _is_number(value, infinite)
-    elif hint is int:
+    if hint in (float, Bound, Positive):
+        fits = _is_number(value, infinite or hint == Bound)
+        fits = fits and (hint != Positive or (value > 0 and _is_number(value, False)))
+    elif hint in (int, Count):
         fits = isinstance(value, Integral) and not isinstance(value, bool)
+        fits = fits and (hint != Count or value >= 1)
     elif hint in (bool, str, NoneType, Path) or is_dataclass(hint):
         fits = isinstance(value, hint)
-    elif origin is dict:
+    elif origin is Literal:
+        fits = value in args
+        return "" if fits else f"one of {', '.join(map(repr, args))}{did_you_mean(value, args)}"
+    elif hint is dict or origin is dict:
         fits = isinstance(value, Mapping)
     elif origin in (tuple, list, Sequence):
         value = value.tolist() if hasattr(value, "tolist") else value  # an array, a tensor
         fits = isinstance(value, Sequence) and not isinstance(value, str)
-        of_items = args if _counts(hint) else args[:1] * (len(value) if fits else 0)
+        of_items = args if _has_length(hint) else args[:1] * (len(value) if fits else 0)
         fits = fits and len(value) == len(of_items)
         fits = fits and not any(map(_expected, value, of_items, [infinite] * len(of_items)))
-    return "" if fits else _named(hint)
+    return "" if fits else _WORDS.get(hint) or _type_name(hint)
 
 
-def _arms(hint: Any) -> tuple[Any, ...]:
-    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+def _items_of(hint: Any) -> tuple[Any, Any]:
+    """Annotations of the keys and values of a table."""
+    arms = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    return next((get_args(arm) for arm in arms if get_origin(arm) is dict), (Any, Any))
 
 
-def _counts(hint: Any) -> bool:
-    """Whether an annotation says how many items there are."""
+def _has_length(hint: Any) -> bool:
     return get_origin(hint) is tuple and get_args(hint)[1:] != (...,)
 
 
@@ -202,32 +336,20 @@ def _is_number(value: Any, infinite: bool) -> bool:
     return bool(size <= _LARGEST) or (infinite and size == math.inf)
 
 
-def _named(hint: Any, plural: bool = False) -> str:
-    """An annotation in words."""
+def _type_name(hint: Any) -> str:
     origin, args = get_origin(hint), get_args(hint)
-    if hint in _PLAIN:
-        return _PLAIN[hint][plural]
     if origin is Annotated:
-        if hint == Bound:
-            return "numbers" if plural else "a number"
-        return "finite numbers above 0" if plural else "a finite number above 0"
-    if origin is dict:
-        of_items = "" if args[1] is Any else f" of {_named(args[1], plural=True)} by name"
-        return f"dicts{of_items}" if plural else f"a dict{of_items}"
-    if origin in (tuple, list, Sequence):
-        several = _named(args[0], plural=True)
-        if not _counts(hint):
-            return f"tuples of {several}" if plural else f"a tuple of {several}"
-        return f"tuples of {len(args)} {several}" if plural else f"{len(args)} {several}"
-    return getattr(hint, "__name__", "values")
+        return _type_name(args[0])
+    if origin is None:
+        return "..." if hint is ... else getattr(hint, "__name__", str(hint))
+    return f"{origin.__name__}[{', '.join(map(_type_name, args))}]"
 
 
 def _shown(value: Any) -> str:
-    """What was given, in a few words."""
+    """A value in a few words."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
     text = repr(value)
     if not (callable(value) or is_dataclass(value)) and len(text) <= 60:
         return text
-    name = type(value).__name__
-    return f"an {name}" if name[0] in "AEIOUaeiou" else f"a {name}"
+    return f"a value of type {type(value).__name__}"

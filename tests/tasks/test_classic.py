@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from unilab import registry
 from unilab.envs import EventTermCfg, ManagerBasedRlEnv
-from unilab.tasks import TASKS
 
 ENTITY = {"pendulum_swingup": "pendulum", "cartpole_swingup": "cartpole"}
 UPRIGHT = {"pendulum_swingup": [0.0], "cartpole_swingup": [0.0, 0.0]}
@@ -35,7 +35,7 @@ def _started_at(task: str, pos: list, vel: list | None = None) -> ManagerBasedRl
 
 
 def _env(task: str, num_envs: int = 8, **changes: Any) -> ManagerBasedRlEnv:
-    cfg = replace(TASKS[task](), num_threads=1, **changes)
+    cfg = replace(registry.config(task), num_threads=1, **changes)
     return ManagerBasedRlEnv(cfg, num_envs=num_envs, seed=0)
 
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from tensordict import TensorDictBase
 
+from unilab import registry
 from unilab.backends import MujocoBackend
 from unilab.envs import ManagerBasedRlEnv, ManagerBasedRlEnvCfg, mdp
-from unilab.tasks import TASKS
 
 ROBOTS = ("go2", "g1")
 JOINTS = {"go2": 12, "g1": 29}
@@ -34,7 +34,7 @@ both = pytest.mark.parametrize("robot", ROBOTS)
 
 
 def _cfg(robot: str) -> ManagerBasedRlEnvCfg:
-    return TASKS[f"{robot}_velocity_flat"]()
+    return registry.config(f"{robot}_velocity_flat")
 
 
 def _env(cfg: ManagerBasedRlEnvCfg, num_envs: int = 8) -> ManagerBasedRlEnv:

@@ -22,6 +22,7 @@ from unilab.envs import TorchEnv
 from unilab.envs.episodes import EpisodeSums
 from unilab.envs.nonfinite import bad_rows, is_finite, non_finite
 from unilab.errors import CapabilityError, ConfigError
+from unilab.tasks import SUITES
 
 _logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -43,10 +44,6 @@ class SuiteEnvCfg:
         check_fields(self)
         if not self.episode_length_s > 0.0:
             raise ConfigError(f"episode_length_s is {self.episode_length_s}: give more than 0")
-
-
-SUITES = {"dmc": "dm_control", "gym": "gymnasium"}
-"""Suites by the beginning of their tasks' names, which is also the extra that installs them."""
 
 
 def suite_folder(suite: str) -> Path:

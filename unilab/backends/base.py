@@ -1,4 +1,4 @@
-"""The physics contract: what an environment may ask of a simulator, and nothing else."""
+"""The contract between environments and a physics simulator."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Source = tuple[str, slice]
 
 @dataclass(frozen=True, kw_only=True)
 class TensorExecution:
-    """Where the authoritative physics state lives."""
+    """Where physics runs and its state lives."""
 
     kind: Literal["HOST_BRIDGE", "DEVICE_RESIDENT"]
     """HOST_BRIDGE: CPU physics, packed copies to an accelerator; DEVICE_RESIDENT: no host copy."""
@@ -28,25 +28,21 @@ class TensorExecution:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorCapabilities:
-    """What a backend can do; environments decide support from this, never from a backend's name."""
+    """What a backend can do; environments decide support from this and not from its name."""
 
     state_fields: Mapping[str, int]
-    """Readable fields and their widths, one row an environment (``qpos`` -> nq)."""
+    """Readable fields and their widths (``qpos`` -> nq)."""
     sensors: Mapping[str, int]
     """Named sensors and their widths."""
     selected_row_reset: bool
-    """Whether single environments can be written without touching the others."""
+    """Whether single environments can be written."""
     model_fields: frozenset[str]
     """Model parameters that may differ between environments."""
     derived_from: frozenset[str]
-    """Those of ``model_fields`` from which others follow: a write wants a ``set_const``."""
+    """Model parameters from which others are derived: call ``set_const`` after a write."""
 
     def require_state_field(self, name: str) -> int:
-        """Width of a state field.
-
-        Raises:
-            CapabilityError: the backend publishes no such field.
-        """
+        """Width of a state field, or a CapabilityError."""
         if name not in self.state_fields:
             raise CapabilityError(
                 f"the backend has no state field {name!r}{did_you_mean(name, self.state_fields)}"
@@ -54,11 +50,7 @@ class TensorCapabilities:
         return self.state_fields[name]
 
     def require_sensor(self, name: str) -> int:
-        """Width of a sensor.
-
-        Raises:
-            CapabilityError: the model has no sensor of that name.
-        """
+        """Width of a sensor, or a CapabilityError."""
         if name not in self.sensors:
             raise CapabilityError(
                 f"the model has no sensor {name!r}{did_you_mean(name, self.sensors)}; "
@@ -110,12 +102,9 @@ class ActuatorInfo:
 class HostBridgeTransferPlan:
     """A fixed packed layout between physics arrays and the runtime device.
 
-    Every read phase gathers its columns into one ``[num_envs, width]`` float32 packet; an
-    accelerator gets it in one copy. The plan counts what crosses to the device.
-
-    Blocks of one view that touch or overlap share packet columns, and runs that lie side by side in
-    memory are copied as one, so that a read copies each stretch of columns once, whatever the
-    number of blocks.
+    Every read gathers its columns into one ``[num_envs, width]`` float32 packet, which goes to an
+    accelerator in one copy. The plan counts these copies. Blocks that touch or overlap share packet
+    columns and are copied as one.
 
     Args:
         views: the physics views by source name, each ``[num_envs, k]``.
@@ -194,7 +183,7 @@ def _merge(blocks: Sequence[tuple[str, int, int]]) -> tuple[list[tuple[str, int,
 
 
 def _joined(views: list[Tensor]) -> list[Tensor]:
-    """The views with those made one that lie side by side in the same rows of memory."""
+    """Views that are adjacent columns of the same memory, joined."""
     joined: list[Tensor] = []
     for view in views:
         if joined:
@@ -213,16 +202,18 @@ def _joined(views: list[Tensor]) -> list[Tensor]:
 
 
 class SimBackend(ABC):
-    """Batched physics of one model, spoken to in tensors.
+    """Batched physics of one model.
 
-    Environments use these methods and the public metadata, never a simulator's own objects.
+    Environments use only these methods and attributes. Unknown names of fields and sensors are
+    refused with a CapabilityError, rows and shapes that do not fit with a ConfigError before
+    anything is written.
 
     Attributes:
         num_envs: environments in the batch.
         timestep: seconds of one physics substep.
-        joints, actuators, bodies, geoms: the model's names and figures, in model order.
-        default_qpos: ``[nq]`` float64, the home configuration.
-        default_ctrl: ``[nu]`` float64, the control that belongs to it.
+        joints, actuators, bodies, geoms: parts of the model, in model order.
+        default_qpos: ``[nq]`` float64, the home pose.
+        default_ctrl: ``[nu]`` float64, the controls of the home pose.
     """
 
     num_envs: int
@@ -236,11 +227,11 @@ class SimBackend(ABC):
 
     @abstractmethod
     def subtree(self, body: str) -> frozenset[str]:
-        """Names of a body and of all bodies below it."""
+        """Names of a body and its descendants."""
 
     @abstractmethod
     def tensor_execution(self) -> TensorExecution:
-        """Where physics runs and its views live."""
+        """Where physics runs."""
 
     @abstractmethod
     def get_tensor_capabilities(self) -> TensorCapabilities:
@@ -252,52 +243,44 @@ class SimBackend(ABC):
 
     @abstractmethod
     def get_sensor_view(self, name: str) -> Tensor:
-        """Live view of a sensor, ``[num_envs, width]``, without a copy.
-
-        Raises:
-            CapabilityError: the model has no such sensor.
-        """
+        """Live view of a sensor, ``[num_envs, width]``, without a copy."""
 
     @abstractmethod
     def step_tensor(self, ctrl: Tensor, nstep: int) -> None:
-        """Apply controls and advance; derived quantities are current with the new state.
+        """Apply controls and advance; sensors are current with the new state.
 
         Args:
-            ctrl: ``[num_envs, nu]`` controls, held for all substeps; a ``ctrl`` view shows them as
-                they were given, whatever the actuators make of those beyond their range.
+            ctrl: ``[num_envs, nu]`` controls, held for all substeps; a ``ctrl`` view shows them
+                unclamped.
             nstep: physics substeps.
 
         Raises:
-            EnvFaultedError: physics raised in some environments; names the rows.
+            EnvFaultedError: the simulator raised in some environments; names the rows.
         """
 
     @abstractmethod
     def set_state_tensor(
         self, rows: Tensor, qpos: Tensor, qvel: Tensor, *, reset: bool = True
     ) -> None:
-        """Write the state of some environments and make derived quantities current with it.
+        """Write the state of some environments; sensors are current with it.
 
         Args:
             rows: ``[n]`` int64 environment indices, unique.
             qpos: ``[n, nq]``.
             qvel: ``[n, nv]``.
-            reset: also clear time, warm start, activations and controls, as a new episode wants.
-
-        Raises:
-            ConfigError: rows or shapes do not fit; nothing was written.
+            reset: also reset time, warm start, activations and controls, for a new episode.
         """
 
     @abstractmethod
     def get_replay_state(self) -> Tensor:
-        """Live view of all that the next step depends on besides controls and the model.
+        """Live ``[num_envs, k]`` view of the full state, for :meth:`replay`.
 
-        Returns:
-            ``[num_envs, k]``, to be kept by a guard and given back to :meth:`replay`.
+        Besides it, the next step depends on the controls and the model only.
         """
 
     @abstractmethod
     def get_model_bytes(self, row: int) -> bytes:
-        """The model of one environment, its own parameters included, for :meth:`replay`."""
+        """The model of one environment with its own parameters, for :meth:`replay`."""
 
     @staticmethod
     @abstractmethod
@@ -311,20 +294,16 @@ class SimBackend(ABC):
             nstep: physics substeps.
 
         Returns:
-            ``[k]``, the state after it.
+            ``[k]``, the state after the step.
         """
 
     @abstractmethod
     def expand(self, field: str) -> Tensor:
-        """Live ``[num_envs, ...]`` view of a model field with a value for each environment.
-
-        Raises:
-            CapabilityError: the field cannot differ between environments.
-        """
+        """Live ``[num_envs, ...]`` view of a model field with a value for each environment."""
 
     @abstractmethod
     def set_const(self, rows: Tensor | None = None) -> None:
-        """Recompute what the model derives from fields written through :meth:`expand`."""
+        """Recompute fields derived from those written through :meth:`expand`."""
 
     def compile_host_bridge_io(
         self, sources: Sequence[Source], device: torch.device
@@ -334,9 +313,6 @@ class SimBackend(ABC):
         Args:
             sources: blocks of columns, by state field or ``sensor:<name>``.
             device: where packets are published.
-
-        Raises:
-            CapabilityError: a field or sensor does not exist.
         """
         capabilities = self.get_tensor_capabilities()
         views = dict(self.get_state_views())
@@ -350,4 +326,4 @@ class SimBackend(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Free the simulator: no step can follow. A second call does nothing."""
+        """Free the simulator; a second call does nothing."""

@@ -12,7 +12,7 @@ from typing import Literal
 import mujoco
 import numpy as np
 import torch
-from mujoco.batch import DATA_FIELDS, MODEL_FIELDS, Batch, SimulationError
+from mujoco.batch import MODEL_FIELDS, Batch, SimulationError
 from torch import Tensor
 
 from unilab.backends.base import (
@@ -27,17 +27,16 @@ from unilab.errors import CapabilityError, ConfigError, EnvFaultedError, did_you
 
 _logger = logging.getLogger(__name__)
 _STATE_FIELDS = ("qpos", "qvel", "ctrl", "act", "time", "qfrc_actuator", "actuator_force")
-_JOINT_TYPES: tuple[Literal["free", "ball", "slide", "hinge"], ...] = (
-    "free",
-    "ball",
-    "slide",
-    "hinge",
+# Joint types by MuJoCo's number, with the widths of their qpos and qvel.
+_JOINTS: tuple[tuple[Literal["free", "ball", "slide", "hinge"], int, int], ...] = (
+    ("free", 7, 6),
+    ("ball", 4, 3),
+    ("slide", 1, 1),
+    ("hinge", 1, 1),
 )
-_QPOS_WIDTH = (7, 4, 1, 1)
-_QVEL_WIDTH = (6, 3, 1, 1)
-# Fields of the model that the state after a reset depends on, besides the pose that is given.
+# Model fields that the state after a reset depends on, besides the given pose.
 _RESET_INPUTS = frozenset({"body_pos", "body_quat", "eq_active0"})
-# What mj_setConst reads; besides these, any option.
+# Model fields that mj_setConst reads, and all options.
 _DERIVED_FROM = frozenset(mujoco.MjModel._setconst_inputs) & MODEL_FIELDS | {
     name for name in MODEL_FIELDS if name.startswith("opt.")
 }
@@ -52,17 +51,13 @@ class MujocoBackend(SimBackend):
 
     Args:
         model: a compiled model or the path of an MJCF file.
-        num_envs: environments in the batch, at least 1.
+        num_envs: environments in the batch.
         num_threads: worker threads including the caller's; 0 takes all cores.
         keyframe: name of the keyframe that holds the home pose; None takes the model's qpos0.
         fields: further fields of MuJoCo's ``mjData`` to publish beside the state.
-        current: bring fields that follow from positions and velocities up to date with the state
-            after each step, at the price of kinematics once more; otherwise they are those that the
-            last substep began with, as ``mj_step`` leaves them.
-
-    Raises:
-        ConfigError: the file is missing or does not compile, a value does not fit, or memory does
-            not suffice.
+        current: whether ``fields`` are updated to the state after each step, which costs another
+            pass of kinematics; if not, they belong to the start of the last substep, as
+            ``mj_step`` leaves them.
     """
 
     def __init__(
@@ -75,13 +70,9 @@ class MujocoBackend(SimBackend):
         fields: Sequence[str] = (),
         current: bool = False,
     ) -> None:
-        if num_envs < 1:
-            raise ConfigError(f"num_envs is {num_envs}: give at least 1")
-        if num_threads < 0:
-            raise ConfigError(f"num_threads is {num_threads}: give 0 (all cores) or more")
         # A copy, because the flag below must not change the caller's model.
         self.mj_model = copy(model) if isinstance(model, mujoco.MjModel) else _load(Path(model))
-        # A diverged environment must stay visible as non-finite, not be reset behind our back.
+        # A diverged environment must stay visible as non-finite; MuJoCo would reset it.
         self.mj_model.opt.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_AUTORESET)
         # Without a handler MuJoCo appends each warning to MUJOCO_LOG.TXT in the working directory.
         if mujoco.get_mju_user_warning() is None:
@@ -90,7 +81,7 @@ class MujocoBackend(SimBackend):
             self._batch = Batch(self.mj_model, num_envs, num_threads)
         except (ValueError, MemoryError) as error:
             raise ConfigError(
-                f"MuJoCo makes no {num_envs} environments of this model ({error}): lower num_envs"
+                f"num_envs must be positive and fit into memory, got {num_envs} (MuJoCo: {error})"
             ) from error
         self._rows = torch.from_numpy(self._batch.state)  # all state fields are its columns
         self.num_envs = num_envs
@@ -103,24 +94,18 @@ class MujocoBackend(SimBackend):
             for geom in map(self.mj_model.geom, range(self.mj_model.ngeom))
         )
         self.default_qpos, self.default_ctrl = _home(self.mj_model, keyframe)
-        for name in fields:
-            if name not in DATA_FIELDS:
-                raise ConfigError(
-                    f"mjData has no field {name!r} to publish{did_you_mean(name, DATA_FIELDS)}; "
-                    "see mujoco.batch.DATA_FIELDS"
-                )
         self._views = {name: self._view(name) for name in (*_STATE_FIELDS, *fields)}
         self._qpos, self._qvel = (self._views[name].numpy() for name in ("qpos", "qvel"))
         self._ctrl = self._views["ctrl"]
         self._ctrl[0] = self.default_ctrl
-        # What a reset writes to a row. Copying it spares waking the threads for a handful of rows.
+        # The state of a reset row. Copying it is faster than waking the threads for a few rows.
         self._fresh: np.ndarray | None = self._batch.state[0].copy()
         self._sensors = {
             s.name: slice(int(s.adr[0]), int(s.adr[0] + s.dim[0]))
             for s in map(self.mj_model.sensor, range(self.mj_model.nsensor))
         }
-        # mj_step leaves sensors one substep behind the state. They are brought up to date only
-        # once somebody holds a view of them: that costs kinematics once more a control step.
+        # mj_step leaves sensors one substep behind the state. They are updated only once a view of
+        # one exists: that costs another pass of kinematics a control step.
         self._stage = _VEL if current else _NONE
         home = self.default_qpos.expand(num_envs, -1)
         self.set_state_tensor(torch.arange(num_envs), home, torch.zeros(num_envs, self.mj_model.nv))
@@ -164,7 +149,7 @@ class MujocoBackend(SimBackend):
     def step_tensor(self, ctrl: Tensor, nstep: int) -> None:
         if ctrl.shape != self._ctrl.shape:
             raise ConfigError(
-                f"ctrl has shape {tuple(ctrl.shape)}: expected {tuple(self._ctrl.shape)}"
+                f"ctrl must have shape {tuple(self._ctrl.shape)}, got {tuple(ctrl.shape)}"
             )
         self._ctrl.copy_(ctrl)
         try:
@@ -190,14 +175,11 @@ class MujocoBackend(SimBackend):
             raise self._fault(error) from error
 
     def step_rows(self, rows: Tensor, nstep: int) -> None:
-        """Advance some environments under the controls that they have.
+        """Advance some environments under their current controls.
 
         Args:
             rows: ``[n]`` int64 environment indices, unique and ascending.
             nstep: physics substeps.
-
-        Raises:
-            EnvFaultedError: physics raised in some environments; names the rows.
         """
         try:
             self._batch.step(rows.numpy(), nstep=nstep, stage=self._stage)
@@ -222,14 +204,15 @@ class MujocoBackend(SimBackend):
         return torch.from_numpy(batch.state[0].copy())
 
     def expand(self, field: str) -> Tensor:
-        if field not in MODEL_FIELDS:
+        try:
+            values = torch.from_numpy(self._batch.expand(field))
+        except ValueError as error:
             raise CapabilityError(
-                f"MuJoCo cannot vary {field!r} between environments"
-                f"{did_you_mean(field, MODEL_FIELDS)}; see mujoco.batch.MODEL_FIELDS"
-            )
+                f"MuJoCo cannot vary {field!r} between environments: {error}"
+            ) from error
         if field in _RESET_INPUTS:
             self._fresh = None
-        return torch.from_numpy(self._batch.expand(field))
+        return values
 
     def set_const(self, rows: Tensor | None = None) -> None:
         try:
@@ -249,34 +232,28 @@ class MujocoBackend(SimBackend):
             column = (array.ctypes.data - self._batch.state.ctypes.data) // array.itemsize
             return self._rows[:, column : column + array.shape[1]]
         with warnings.catch_warnings():
-            # Outputs are read-only arrays; torch has no such notion and says so.
+            # Outputs are read-only arrays, which torch warns about.
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
             return torch.from_numpy(array)
 
     def _checked_rows(
         self, rows: Tensor, qpos: Tensor, qvel: Tensor
     ) -> tuple[np.ndarray, Tensor, Tensor]:
-        """The payload on the CPU, in the ascending order of rows that the batch wants."""
-        if rows.ndim != 1 or rows.is_floating_point() or rows.dtype == torch.bool:
-            raise ConfigError(
-                f"rows are {rows.dtype} of shape {tuple(rows.shape)}: expected a 1-D integer tensor"
-            )
-        for name, value, width in (
-            ("qpos", qpos, self.mj_model.nq),
-            ("qvel", qvel, self.mj_model.nv),
-        ):
-            if value.shape != (rows.shape[0], width):
-                raise ConfigError(
-                    f"{name} has shape {tuple(value.shape)}: expected {(rows.shape[0], width)}"
-                )
+        """The payload on the CPU, in the ascending order of rows that the batch needs."""
+        n, model = rows.numel(), self.mj_model
+        for name, value, width in (("qpos", qpos, model.nq), ("qvel", qvel, model.nv)):
+            if value.shape != (n, width):
+                raise ConfigError(f"{name} must have shape {(n, width)}, got {tuple(value.shape)}")
         ids, qpos, qvel = rows.cpu().numpy(), qpos.cpu(), qvel.cpu()
-        if not (ids[1:] > ids[:-1]).all():
+        integers = ids.ndim == 1 and np.issubdtype(ids.dtype, np.integer)
+        if integers and not (ids[1:] > ids[:-1]).all():
             order = np.argsort(ids, kind="stable")
             ids, qpos, qvel = ids[order], qpos[order], qvel[order]
-            if (ids[1:] == ids[:-1]).any():
-                raise ConfigError(f"rows {rows.tolist()} name an environment twice")
-        if ids.size and (ids[0] < 0 or ids[-1] >= self.num_envs):
-            raise ConfigError(f"rows {rows.tolist()} must lie in [0, {self.num_envs})")
+            integers = not (ids[1:] == ids[:-1]).any()
+        if not integers or (ids.size and (ids[0] < 0 or ids[-1] >= self.num_envs)):
+            raise ConfigError(
+                f"rows must be distinct integers [n] in [0, {self.num_envs}), got {rows.tolist()}"
+            )
         return ids, qpos, qvel
 
     def _fault(self, error: SimulationError) -> EnvFaultedError:
@@ -290,8 +267,6 @@ class MujocoBackend(SimBackend):
 
 
 def _load(path: Path) -> mujoco.MjModel:
-    if not path.is_file():
-        raise ConfigError(f"no model file at {path}: give the path of an MJCF file")
     try:
         return mujoco.MjModel.from_xml_path(str(path))
     except ValueError as error:
@@ -301,20 +276,16 @@ def _load(path: Path) -> mujoco.MjModel:
 def _joints(model: mujoco.MjModel) -> tuple[JointInfo, ...]:
     joints = []
     for i in range(model.njnt):
-        kind, qpos, qvel = (
-            int(model.jnt_type[i]),
-            int(model.jnt_qposadr[i]),
-            int(model.jnt_dofadr[i]),
-        )
-        low, high = model.jnt_range[i] if model.jnt_limited[i] else (-np.inf, np.inf)
+        kind, nq, nv = _JOINTS[model.jnt_type[i]]
+        qpos, qvel = int(model.jnt_qposadr[i]), int(model.jnt_dofadr[i])
         joints.append(
             JointInfo(
                 name=model.joint(i).name,
                 body=model.body(model.jnt_bodyid[i]).name,
-                type=_JOINT_TYPES[kind],
-                qpos=slice(qpos, qpos + _QPOS_WIDTH[kind]),
-                qvel=slice(qvel, qvel + _QVEL_WIDTH[kind]),
-                range=(float(low), float(high)),
+                type=kind,
+                qpos=slice(qpos, qpos + nq),
+                qvel=slice(qvel, qvel + nv),
+                range=_range(model.jnt_limited[i], model.jnt_range[i]),
             )
         )
     return tuple(joints)
@@ -324,24 +295,22 @@ def _actuators(model: mujoco.MjModel) -> tuple[ActuatorInfo, ...]:
     actuators = []
     for i in range(model.nu):
         on_joint = model.actuator_trntype[i] == mujoco.mjtTrn.mjTRN_JOINT
-        low, high = (
-            model.actuator_ctrlrange[i] if model.actuator_ctrllimited[i] else (-np.inf, np.inf)
-        )
-        weak, strong = (
-            model.actuator_forcerange[i] if model.actuator_forcelimited[i] else (-np.inf, np.inf)
-        )
         affine = model.actuator_biastype[i] == mujoco.mjtBias.mjBIAS_AFFINE
         actuators.append(
             ActuatorInfo(
                 name=model.actuator(i).name,
                 joint=model.joint(model.actuator_trnid[i, 0]).name if on_joint else None,
-                ctrl_range=(float(low), float(high)),
-                force_range=(float(weak), float(strong)),
+                ctrl_range=_range(model.actuator_ctrllimited[i], model.actuator_ctrlrange[i]),
+                force_range=_range(model.actuator_forcelimited[i], model.actuator_forcerange[i]),
                 stiffness=float(-model.actuator_biasprm[i, 1]) if affine else 0.0,
                 damping=float(-model.actuator_biasprm[i, 2]) if affine else 0.0,
             )
         )
     return tuple(actuators)
+
+
+def _range(limited: bool, bounds: np.ndarray) -> tuple[float, float]:
+    return (float(bounds[0]), float(bounds[1])) if limited else (-np.inf, np.inf)
 
 
 def _home(model: mujoco.MjModel, keyframe: str | None) -> tuple[Tensor, Tensor]:
@@ -350,8 +319,8 @@ def _home(model: mujoco.MjModel, keyframe: str | None) -> tuple[Tensor, Tensor]:
     names = [model.key(i).name for i in range(model.nkey)]
     if keyframe not in names:
         raise ConfigError(
-            f"the model has no keyframe {keyframe!r}{did_you_mean(keyframe, names)}; it has {names}"
-            ": add one, or name another or None as SceneCfg.keyframe"
+            f"the model has no keyframe {keyframe!r}{did_you_mean(keyframe, names)}, only {names}: "
+            "name another in SceneCfg.keyframe, or None"
         )
     key = model.key(keyframe)
     return torch.from_numpy(key.qpos.copy()), torch.from_numpy(key.ctrl.copy())

@@ -1,0 +1,451 @@
+"""Conformance tests for physics backends: the clauses of the contract that environments rely on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from unilab.backends.base import SimBackend
+from unilab.errors import CapabilityError, ConfigError
+
+BackendFactory = Callable[[int], SimBackend]
+"""Makes a new backend with so many environments; every call makes an equal one."""
+
+N, STEPS, NSTEP = 5, 8, 3
+"""Environments, control steps and substeps of a clause."""
+ALL, SOME, OTHERS = torch.arange(N), torch.tensor([1, 3]), torch.tensor([0, 2, 4])
+CPU = torch.device("cpu")
+_WIDTHS = {"free": (7, 6), "ball": (4, 3), "slide": (1, 1), "hinge": (1, 1)}
+_RANDOMISED = ("body_mass", "body_inertia", "body_ipos", "geom_friction", "dof_armature",
+               "dof_damping", "dof_frictionloss", "actuator_gainprm", "actuator_biasprm",
+               "opt.gravity")  # fmt: skip
+"""Model fields that the events of :mod:`unilab.envs.mdp` write."""
+
+
+def assert_backend_conforms(factory: BackendFactory, *, late_sensors: Collection[str] = ()) -> None:
+    """Assert that a HOST_BRIDGE backend keeps every clause of the contract of :class:`SimBackend`.
+
+    Args:
+        factory: makes a new backend with so many environments; every call makes an equal one.
+        late_sensors: sensors that belong to the last substep and not to the state after it, such
+            as accelerations and contact forces.
+
+    Raises:
+        AssertionError: lists every clause that the backend breaks, with what was found.
+
+    Examples:
+        >>> import mujoco
+        >>> from unilab.backends import MujocoBackend, assert_backend_conforms
+        >>> model = mujoco.MjModel.from_xml_string(
+        ...     "<mujoco><worldbody><body name='bob'><joint name='pivot' axis='0 1 0'/>"
+        ...     "<geom size='.1' pos='0 0 -1'/></body></worldbody>"
+        ...     "<actuator><motor name='drive' joint='pivot'/></actuator></mujoco>"
+        ... )
+        >>> assert_backend_conforms(lambda num_envs: MujocoBackend(model, num_envs))
+    """
+    broken = []
+    for name, check in CLAUSES.items():
+        make = _Maker(factory, late_sensors)
+        try:
+            check(make)
+            for backend in make.made:
+                backend.close()
+        except AssertionError as error:
+            broken.append(f"{name}: {error}")
+        except Exception as error:  # third-party code may raise anything
+            broken.append(f"{name}: raised {type(error).__name__}: {error}")
+    if broken:
+        raise AssertionError(
+            f"the backend breaks {len(broken)} of {len(CLAUSES)} clauses of the contract:\n  "
+            + "\n  ".join(broken)
+        )
+
+
+class _Maker:
+    """Makes the backends of one clause, each of ``N`` environments."""
+
+    def __init__(self, factory: BackendFactory, late_sensors: Collection[str]) -> None:
+        self.made: list[SimBackend] = []
+        self._factory = factory
+        self._late = {f"sensor:{name}" for name in late_sensors}
+
+    def __call__(self) -> SimBackend:
+        self.made.append(self._factory(N))
+        return self.made[-1]
+
+    def current(self, backend: SimBackend) -> dict[str, Tensor]:
+        """Copies of the state fields and of the sensors that belong to the present state."""
+        return {name: v for name, v in _snapshot(backend).items() if name not in self._late}
+
+
+CLAUSES: dict[str, Callable[[_Maker], None]] = {}
+"""The contract's clauses by name, each with its check."""
+
+
+def _clause(check: Callable[[_Maker], None]) -> Callable[[_Maker], None]:
+    CLAUSES[check.__name__.replace("_", " ")] = check
+    return check
+
+
+@_clause
+def metadata_matches_the_views(make: _Maker) -> None:
+    backend = make()
+    views, capabilities = backend.get_state_views(), backend.get_tensor_capabilities()
+    execution, bodies = backend.tensor_execution(), set(backend.bodies)
+    assert (execution.kind, execution.device) == ("HOST_BRIDGE", CPU), f"{execution}"
+    assert backend.num_envs == N, f"num_envs is {backend.num_envs}, not {N}"
+    for place, which in enumerate(("qpos", "qvel")):
+        columns: list[int] = []
+        for joint in backend.joints:
+            cols: slice = getattr(joint, which)
+            assert cols.stop - cols.start == _WIDTHS[joint.type][place], f"{which} of {joint}"
+            columns += range(cols.start, cols.stop)
+        width = views[which].shape[1]
+        assert columns == [*range(width)], f"the joints' {which} columns are {columns} of {width}"
+    sizes = {"default_qpos": views["qpos"].shape[1], "default_ctrl": len(backend.actuators)}
+    for name, width in sizes.items():
+        value: Tensor = getattr(backend, name)
+        given = (value.shape, value.dtype)
+        assert given == ((width,), torch.float64), f"{name} is {given[1]} of shape {given[0]}"
+    joints = {joint.name for joint in backend.joints}
+    assert len(joints) == len(backend.joints), "joint names are not unique"
+    for actuator in backend.actuators:
+        assert actuator.joint in {None, *joints}, f"{actuator} drives an unknown joint"
+    for part in (*backend.joints, *backend.geoms):
+        assert part.body in bodies, f"{part} belongs to an unknown body"
+    for body in backend.bodies:
+        tree, below = backend.subtree(body), bodies if body == backend.bodies[0] else {body}
+        assert below <= tree <= bodies, f"subtree({body!r}) is {sorted(tree)}"
+    told = {name: (N, width) for name, width in capabilities.state_fields.items()}
+    told |= {f"sensor:{name}": (N, width) for name, width in capabilities.sensors.items()}
+    for name, view in _views(backend).items():
+        shape = tuple(view.shape)
+        assert told[name] == shape, f"capabilities say {told[name]} of {name}, its view is {shape}"
+
+
+@_clause
+def a_new_backend_is_at_home(make: _Maker) -> None:
+    backend = make()
+    views = backend.get_state_views()
+    home = {"qpos": backend.default_qpos, "qvel": torch.zeros(1), "ctrl": backend.default_ctrl}
+    for name in home.keys() & views.keys():
+        expected = home[name].to(views[name]).expand_as(views[name])
+        assert torch.equal(views[name], expected), f"{name} is {views[name][0].tolist()}"
+
+
+@_clause
+def views_are_live(make: _Maker) -> None:
+    backend = make()
+    views, before = _views(backend), _snapshot(backend)
+    _drive(backend)
+    for name, view in _views(backend).items():
+        assert view.data_ptr() == views[name].data_ptr(), f"{name} is a copy, or moved"
+    assert not torch.equal(views["qpos"], before["qpos"]), "qpos does not follow the physics"
+
+
+@_clause
+def reads_are_packed(make: _Maker) -> None:
+    backend = make()
+    sources = [(name, slice(None)) for name in _views(backend)]
+    plan = backend.compile_host_bridge_io(sources, CPU)
+    _drive(backend)
+    packet, values = plan.read(), _snapshot(backend)
+    for (name, _), columns in zip(sources, plan.columns, strict=True):
+        assert torch.equal(packet[:, columns], values[name].float()), f"{name} reads otherwise"
+    # The meta device takes the path of an accelerator.
+    away = backend.compile_host_bridge_io(sources, torch.device("meta"))
+    away.read()
+    away.read_rows(SOME)
+    sent = (N + len(SOME)) * packet.shape[1] * packet.element_size()
+    counted = (away.transfers, away.bytes)
+    assert counted == (2, sent), f"two reads are {counted} transfers and bytes, not {(2, sent)}"
+
+
+@_clause
+def sensors_are_current_with_the_state(make: _Maker) -> None:
+    direct, detour = make(), make()
+    pose = _poses(direct, 1)
+    for backend in (direct, detour):
+        _snapshot(backend)  # binds the sensors
+    detour.set_state_tensor(ALL, *_poses(detour, 2))
+    for backend in (direct, detour):
+        backend.set_state_tensor(ALL, *pose)
+    _assert_same(make.current(direct), make.current(detour), ALL, "after writes of one state")
+    _drive(detour)
+    after = make.current(detour)
+    direct.set_state_tensor(ALL, after["qpos"], after["qvel"])
+    seen = make.current(direct)
+    for name in (name for name in after if name.startswith("sensor:")):
+        assert torch.allclose(after[name], seen[name], rtol=1e-6, atol=1e-6), (
+            f"{name} after a step belongs to another state: fix it or name it in late_sensors"
+        )
+
+
+@_clause
+def substeps_hold_the_control(make: _Maker) -> None:
+    at_once, one_by_one = make(), make()
+    for ctrl in _controls(at_once, 0):
+        at_once.step_tensor(ctrl, NSTEP)
+        for _ in range(NSTEP):
+            one_by_one.step_tensor(ctrl, 1)
+    assert torch.equal(_state(at_once), _state(one_by_one)), (
+        f"a step of {NSTEP} substeps differs from {NSTEP} steps of one"
+    )
+    time = at_once.get_state_views().get("time", torch.tensor(STEPS * NSTEP * at_once.timestep))
+    each = float(time.flatten()[0]) / (STEPS * NSTEP)
+    assert math.isclose(each, at_once.timestep, rel_tol=1e-3), (
+        f"a substep takes {each:.6g} s, but timestep is {at_once.timestep}"
+    )
+
+
+@_clause
+def rows_are_deterministic_and_independent(make: _Maker) -> None:
+    one, other = make(), make()
+    for backend, seed in ((one, 0), (other, 1)):
+        # Rows 1 and 3 are equal in both backends, the other rows are not.
+        payload = (*_poses(backend, 0), _controls(backend, 0))
+        differing = (*_poses(backend, seed), _controls(backend, seed))
+        for value, different in zip(payload, differing, strict=True):
+            value[..., OTHERS, :] = different[..., OTHERS, :]
+        backend.set_state_tensor(ALL, *payload[:2])
+        for ctrl in payload[2]:
+            backend.step_tensor(ctrl, NSTEP)
+    assert torch.equal(_state(one)[SOME], _state(other)[SOME]), (
+        "equal rows end differently, beside rows with other states and controls"
+    )
+
+
+@_clause
+def a_diverged_row_stays_visible_and_alone(make: _Maker) -> None:
+    diverged, sound = make(), make()
+    qpos, qvel = _poses(sound, 1)
+    sound.set_state_tensor(ALL, qpos, qvel)
+    qvel[2] = math.nan
+    diverged.set_state_tensor(ALL, qpos, qvel)
+    _drive(sound)
+    _drive(diverged)
+    finite = _state(diverged).isfinite().all(1)
+    assert finite.tolist() == [row != 2 for row in range(N)], f"finite rows are {finite.tolist()}"
+    same = torch.equal(_state(diverged)[finite], _state(sound)[finite])
+    assert same, "rows depend on a row that has diverged"
+
+
+@_clause
+def bad_arguments_are_refused_and_change_nothing(make: _Maker) -> None:
+    backend = make()
+    _drive(backend)
+    nu, pair, (qpos, qvel) = len(backend.actuators), torch.tensor([0, 1]), _poses(backend, 1)
+    step, write = backend.step_tensor, backend.set_state_tensor
+    states = qpos[:2], qvel[:2]
+    calls: dict[str, tuple[type[Exception], Callable[[], object]]] = {
+        "ctrl of another width": (ConfigError, partial(step, torch.zeros(N, nu + 1), 1)),
+        "ctrl of another length": (ConfigError, partial(step, torch.zeros(N + 1, nu), 1)),
+        "qpos of another width": (ConfigError, partial(write, pair, qpos[:2, :-1], qvel[:2])),
+        "qvel of another length": (ConfigError, partial(write, pair, qpos[:2], qvel[:1])),
+        "rows of floats": (ConfigError, partial(write, pair.double(), *states)),
+        "a row that comes twice": (ConfigError, partial(write, torch.tensor([1, 1]), *states)),
+        "a negative row": (ConfigError, partial(write, torch.tensor([-1, 2]), *states)),
+        "a row too many": (ConfigError, partial(write, torch.tensor([0, N]), *states)),
+        "an unknown sensor": (CapabilityError, partial(backend.get_sensor_view, "no such")),
+        "an unknown model field": (CapabilityError, partial(backend.expand, "no such")),
+        "a read of an unknown field": (
+            CapabilityError,
+            partial(backend.compile_host_bridge_io, [("no such", slice(None))], CPU),
+        ),
+    }
+    before = _snapshot(backend)
+    for what, (kind, call) in calls.items():
+        try:
+            call()
+        except kind:
+            _assert_same(before, _snapshot(backend), ALL, f"although {what} was refused")
+        else:
+            raise AssertionError(f"{what} was accepted: expected {kind.__name__}")
+
+
+@_clause
+def a_write_sets_its_rows_and_no_others(make: _Maker) -> None:
+    backend = make()
+    if not backend.get_tensor_capabilities().selected_row_reset:
+        return
+    _drive(backend)
+    for rows, reset in ((torch.tensor([4, 2, 3, 0]), False), (torch.tensor([3, 1]), True)):
+        others = torch.tensor([row for row in range(N) if row not in rows.tolist()])
+        before, (qpos, qvel) = _snapshot(backend), _poses(backend, len(rows))
+        backend.set_state_tensor(rows, qpos[rows], qvel[rows], reset=reset)
+        _assert_same(before, _snapshot(backend), others, "in rows that were not written")
+        written = _state(backend)[rows]
+        assert torch.equal(written, torch.cat((qpos, qvel), 1)[rows].to(written)), (
+            f"rows {rows.tolist()} do not hold what was written to them (reset={reset})"
+        )
+
+
+@_clause
+def a_reset_row_is_like_new(make: _Maker) -> None:
+    old, new = make(), make()
+    rows = SOME if old.get_tensor_capabilities().selected_row_reset else ALL
+    _drive(old)
+    home, still = old.default_qpos.repeat(N, 1), torch.zeros_like(_poses(old, 0)[1])
+    old.set_state_tensor(rows, home[rows], still[rows], reset=True)
+    _assert_same(make.current(new), make.current(old), rows, "between a new and a reset row")
+    for ctrl in _controls(old, 2):
+        for backend in (old, new):
+            backend.step_tensor(ctrl, NSTEP)
+    _assert_same(_snapshot(new), _snapshot(old), rows, "some steps after a reset")
+
+
+@_clause
+def a_write_without_reset_keeps_the_rest(make: _Maker) -> None:
+    backend = make()
+    _drive(backend)
+    kept = {k: v for k, v in _snapshot(backend).items() if k in ("time", "ctrl", "act")}
+    backend.set_state_tensor(ALL, *_poses(backend, 1), reset=False)
+    _assert_same(kept, _snapshot(backend), ALL, "after reset=False")
+
+
+@_clause
+def a_model_field_acts_in_its_rows(make: _Maker) -> None:
+    plain = make()
+    _drive(plain)
+    for name in _fields(make):
+        varied = make()
+        nominal = varied.expand(name)[0].clone()
+        _write(varied, [name], SOME)
+        varied.set_const(SOME)
+        values, models = varied.expand(name), [varied.get_model_bytes(i) for i in range(N)]
+        assert values[OTHERS].eq(nominal).all(), f"{name} of rows 1 and 3 is in other rows, too"
+        assert models[0] == models[2] == models[4], f"{name} of rows 1 and 3 is in other models"
+        for row in SOME.tolist():
+            written = not torch.equal(values[row], nominal)
+            assert written or not nominal.any(), f"{name} is a copy: writes are lost"
+            told = models[row] != models[0]
+            assert told or not written, f"get_model_bytes({row}) lacks what was written to {name}"
+        _drive(varied)
+        differ = (_state(plain) != _state(varied)).any(1)
+        assert not differ[OTHERS].any(), f"{name} of rows 1 and 3 changes other rows' physics"
+        assert differ[SOME].all() or name != "body_mass", f"{name} does not change the physics"
+
+
+@_clause
+def set_const_recomputes_its_rows(make: _Maker) -> None:
+    derived_from = make().get_tensor_capabilities().derived_from
+    fields = [name for name in _fields(make) if name in derived_from]
+    seen = []
+    for rows in (None, SOME, ALL) if fields else ():
+        backend = make()
+        _write(backend, fields, ALL)
+        before = _state(backend)
+        if rows is not None:
+            backend.set_const(None if rows is ALL else rows)
+        assert torch.equal(before, _state(backend)), "set_const changes the state"
+        models = [backend.get_model_bytes(row) for row in range(N)]
+        _drive(backend)
+        seen.append([*zip(models, _state(backend).tolist(), strict=True)])
+    for row in range(N) if fields else ():
+        none, some, everything = (result[row] for result in seen)
+        assert none != everything, f"set_const does nothing after a write to {fields}"
+        expected = everything if row in SOME.tolist() else none
+        assert some == expected, f"set_const([1, 3]) is wrong in row {row}"
+
+
+@_clause
+def a_step_can_be_replayed(make: _Maker) -> None:
+    for fields, nstep in (([], NSTEP), (_fields(make), 2)):
+        backend = make()
+        _write(backend, fields, ALL)
+        if fields:
+            backend.set_const()
+        backend.set_state_tensor(ALL, *_poses(backend, 2))  # a reset, which keeps the model
+        _drive(backend)
+        view, ctrl = backend.get_replay_state(), _controls(backend, 3)[0]
+        before = view.clone()
+        backend.step_tensor(ctrl, nstep)
+        after = backend.get_replay_state()
+        assert after.data_ptr() == view.data_ptr(), "get_replay_state() is a copy, or moved"
+        for row in range(N):
+            model = backend.get_model_bytes(row)
+            again = type(backend).replay(model, before[row], ctrl[row].double(), nstep)
+            same = torch.equal(again, after[row])
+            assert same, f"row {row} replays to another state (written: {fields})"
+
+
+@_clause
+def close_frees_the_simulator(make: _Maker) -> None:
+    backend = make()
+    ctrl = backend.default_ctrl.repeat(N, 1).float()
+    backend.step_tensor(ctrl, 1)
+    backend.close()
+    try:
+        backend.step_tensor(ctrl, 1)
+    except Exception:  # of any kind
+        return
+    raise AssertionError("it steps after close(): the simulator was not freed")
+
+
+def _poses(backend: SimBackend, seed: int) -> tuple[Tensor, Tensor]:
+    """A state near home for every environment, ``[N, nq]`` and ``[N, nv]``."""
+    draw = torch.Generator().manual_seed(seed)
+    qpos = backend.default_qpos.repeat(N, 1)
+    for joint in backend.joints:
+        # Quaternions stay as they are.
+        moved = slice(joint.qpos.start, joint.qpos.start + (3 if joint.type == "free" else 1))
+        if joint.type != "ball":
+            qpos[:, moved] += 0.1 * torch.rand(qpos[:, moved].shape, generator=draw).double()
+    nv = backend.get_state_views()["qvel"].shape[1]
+    return qpos, 0.2 * torch.rand(N, nv, generator=draw).double()
+
+
+def _controls(backend: SimBackend, seed: int) -> Tensor:
+    """``[STEPS, N, nu]`` float32 controls within their ranges, at most 1 in size."""
+    draw = torch.Generator().manual_seed(seed)
+    share = torch.rand(STEPS, N, len(backend.actuators), generator=draw)
+    ranges = [actuator.ctrl_range for actuator in backend.actuators]
+    low = torch.tensor([max(low, -1.0) for low, _ in ranges])
+    high = torch.tensor([min(high, 1.0) for _, high in ranges])
+    return low + share * (high - low)
+
+
+def _drive(backend: SimBackend) -> None:
+    """Some control steps, the same for every backend of a model."""
+    for ctrl in _controls(backend, 0):
+        backend.step_tensor(ctrl, NSTEP)
+
+
+def _views(backend: SimBackend) -> dict[str, Tensor]:
+    """Live views of every state field and sensor."""
+    sensors = backend.get_tensor_capabilities().sensors
+    bound = {f"sensor:{name}": backend.get_sensor_view(name) for name in sensors}
+    return {**backend.get_state_views(), **bound}
+
+
+def _snapshot(backend: SimBackend) -> dict[str, Tensor]:
+    return {name: view.clone() for name, view in _views(backend).items()}
+
+
+def _state(backend: SimBackend) -> Tensor:
+    """A copy of positions and velocities, ``[N, nq + nv]``."""
+    views = backend.get_state_views()
+    return torch.cat((views["qpos"], views["qvel"]), dim=1)
+
+
+def _assert_same(a: dict[str, Tensor], b: dict[str, Tensor], rows: Tensor, where: str) -> None:
+    for name, value in a.items():
+        assert torch.equal(value[rows], b[name][rows]), f"{name} differs {where}"
+
+
+def _fields(make: _Maker) -> list[str]:
+    backend = make()
+    known = backend.get_tensor_capabilities().model_fields
+    return [name for name in _RANDOMISED if name in known and backend.expand(name).numel()]
+
+
+def _write(backend: SimBackend, fields: list[str], rows: Tensor) -> None:
+    """Somewhat larger values in some rows, different in each."""
+    for name in fields:
+        value = backend.expand(name)
+        for row in rows.tolist():
+            value[row] = value[row] * (1.3 + 0.1 * row) + (0.01 if name[:4] == "dof_" else 0.0)

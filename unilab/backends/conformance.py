@@ -115,8 +115,8 @@ def metadata_matches_the_views(make: _Maker) -> None:
     assert len(joints) == len(backend.joints), "joint names are not unique"
     for actuator in backend.actuators:
         assert actuator.joint in {None, *joints}, f"{actuator} drives an unknown joint"
-    for part in (*backend.joints, *backend.geoms):
-        assert part.body in bodies, f"{part} belongs to an unknown body"
+    used = {joint.body for joint in backend.joints} | {geom.body for geom in backend.geoms}
+    assert used <= bodies, f"joints or geoms belong to unknown bodies {sorted(used - bodies)}"
     for body in backend.bodies:
         tree, below = backend.subtree(body), bodies if body == backend.bodies[0] else {body}
         assert below <= tree <= bodies, f"subtree({body!r}) is {sorted(tree)}"

@@ -157,11 +157,15 @@ def test_deploy_page_plays_films_exports_and_controls(
     assert keys == set(policy.metadata)
 
 
-def test_readme_program_runs_with_smaller_numbers() -> None:
-    (block,) = blocks("../README.md", "python")
-    for text, less in {"256": "32", "20_000": "512", "3_000_000": "1_024"}.items():
+SMALLER = {"3_000_000": "1_024", "5_000_000": "1_024", "20_000": "512", "256": "32"}
+
+
+@pytest.mark.parametrize("page", ["../README.md", "guide/runtime.md"])
+def test_training_program_runs_with_smaller_numbers(page: str) -> None:
+    (block,) = blocks(page, "python")
+    for text, less in SMALLER.items():
         block = block.replace(text, less)
     names: dict = {}
-    exec(compile(block, "README.md", "exec"), names)
+    exec(compile(block, page, "exec"), names)
 
     assert names["learner"].update_count == (1024 - 512) // 32 + 1

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import re
 from pathlib import Path
 
 import pytest
 from docs.pages import DOCS, REPOSITORY, blocks, rows
+from torchrl.collectors import Collector
 
 import unilab
+from unilab.collectors import PipelinedCollector
 from unilab.conf import compose
 
 pytestmark = pytest.mark.docs
@@ -94,3 +97,16 @@ def test_readme_lists_every_package() -> None:
     listed = re.findall(r"`unilab\.(\w+)`", (REPOSITORY / "README.md").read_text())
 
     assert rooms <= set(listed)
+
+
+def test_differences_from_torchrls_collector_are_true() -> None:
+    text = (DOCS / "adr/0001-runtime-model-and-layers.md").read_text()
+    table = text.partition("| `Collector` | `PipelinedCollector` |\n|---|---|\n")[2]
+    lines = [line.strip("|").split(" | ") for line in table.partition("\n\n")[0].splitlines()]
+    theirs, ours = (set(inspect.signature(c).parameters) for c in (Collector, PipelinedCollector))
+    named = {name for line in lines for name in re.findall(r"`([^`]+)`", line[0])}
+    methods = {name.removesuffix("()") for name in named if name.endswith("()")}
+
+    assert {name for name in named if not name.endswith("()")} <= theirs - ours
+    assert methods <= set(vars(Collector)) - set(vars(PipelinedCollector))
+    assert set(re.findall(r"`([^`]+)`", lines[-1][1])) == ours - theirs

@@ -253,7 +253,7 @@ def test_a_dump_is_replayed_by_the_physics_that_left_it(tmp_path):
     with pytest.raises(NonFiniteError, match=r"'carts.joint_vel': \[2\]"):
         env.step(env.rand_action(root))
     path = tmp_path / "nan_dump_3.pt"
-    with pytest.raises(ConfigError, match=r"left by Carts: replay it with .*replay_dump\(path, C"):
+    with pytest.raises(ConfigError, match="Carts"):
         replay_dump(path)
     report = replay_dump(path, Carts).report
     assert "row 2: physics is not finite after the last step, the same as then" in report

@@ -1,4 +1,4 @@
-"""NaN guard: the last states of an environment that became non-finite, and their replay."""
+"""NaN guard: a dump of the last states before an environment became non-finite, and its replay."""
 
 from __future__ import annotations
 
@@ -24,28 +24,24 @@ DUMP_VERSION = 3
 
 @dataclass(frozen=True, kw_only=True)
 class NanGuardCfg:
-    """What is kept, and where it is written once a value is not finite.
-
-    Raises:
-        ConfigError: a number that is no integer of at least 1, or a folder that is no path.
-    """
+    """Size and folder of the dump."""
 
     output_dir: str | Path
-    """Folder for the dump, below the one that the environment writes to."""
+    """Folder for the dump, below the environment's output folder."""
     buffer_size: int = 100
-    """Control steps that are kept."""
+    """Control steps in the dump."""
     max_envs_to_dump: int = 5
-    """Environments in a dump."""
+    """Environments in the dump."""
 
     def __post_init__(self) -> None:
         check_fields(self, "nan_guard")
         for name in ("buffer_size", "max_envs_to_dump"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"nan_guard {name} is {getattr(self, name)}: give at least 1")
+                raise ConfigError(f"nan_guard.{name} must be at least 1, got {getattr(self, name)}")
 
 
 class _Overwritten:
-    """What a model parameter was in the last step, in rows that were written to since."""
+    """The values of a model parameter in the last step, of rows that were written since."""
 
     def __init__(self, write: StagedWrite) -> None:
         self._write = write
@@ -53,7 +49,7 @@ class _Overwritten:
         self.rows = torch.zeros(len(self.values), dtype=torch.bool, device=self.values.device)
 
     def swap(self, backend: SimBackend) -> None:
-        """Exchange it for what it is now: twice changes nothing."""
+        """Swap the current and the saved values."""
         now = self._write.target[self.rows]
         self._write.target[self.rows] = self.values[self.rows]
         self.values[self.rows] = now
@@ -62,17 +58,17 @@ class _Overwritten:
 
 
 class NanGuard:
-    """Keeps the last states, actions and controls of every environment.
+    """Ring buffer of the last states, actions and controls of every environment.
 
     Args:
-        cfg: what is kept.
+        cfg: size and folder of the dump.
         backend: the physics.
         action_dim: columns of an action.
     """
 
     def __init__(self, cfg: NanGuardCfg, backend: SimBackend, action_dim: int) -> None:
         self.parent = Path()
-        """What the configured folder is relative to."""
+        """Folder that ``output_dir`` is relative to."""
         self._cfg = cfg
         self._backend = backend
         self._state = backend.get_replay_state()
@@ -85,7 +81,7 @@ class NanGuard:
         self._overwritten: dict[int, _Overwritten] = {}
 
     def record(self, action: Tensor, ctrl: Tensor) -> None:
-        """Keep the state before a step, its actions and its controls ``[num_envs, nu]``."""
+        """Save the state before a step, its actions and its controls ``[num_envs, nu]``."""
         at = self._recorded % self._cfg.buffer_size
         self._states[at].copy_(self._state)
         self._actions[at].copy_(action)
@@ -96,12 +92,12 @@ class NanGuard:
             field.rows.fill_(False)
 
     def record_after(self) -> None:
-        """Keep the state that physics left, before events and resets write to it."""
+        """Save the state after physics, before events and resets write to it."""
         self._after.copy_(self._state)
         self._stepped = True
 
     def record_write(self, write: StagedWrite, rows: Tensor) -> None:
-        """Keep what a write to a model parameter is about to replace."""
+        """Save the values of a model parameter that a write is about to replace."""
         field = self._overwritten.get(id(write.target))
         if field is None:
             field = self._overwritten[id(write.target)] = _Overwritten(write)
@@ -110,13 +106,13 @@ class NanGuard:
         field.rows[first] = True
 
     def dump(self, error: NonFiniteError, *, control_steps: int, nstep: int, seed: int) -> Path:
-        """Write the kept states of the rows that the error names, and leave all as it is.
+        """Write the last states of the rows that the error names; physics is left unchanged.
 
         Args:
-            error: what was found.
-            control_steps: when.
+            error: the error to explain.
+            control_steps: control steps so far.
             nstep: physics substeps of a control step.
-            seed: of the environment's random generator.
+            seed: seed of the environment's random generator.
 
         Returns:
             The file.
@@ -145,20 +141,20 @@ class NanGuard:
         }
         folder = self.parent / self._cfg.output_dir
         folder.mkdir(parents=True, exist_ok=True)
-        again = (f"_{number}" if number > 1 else "" for number in count(1))
-        paths = (folder / f"nan_dump_{control_steps}{suffix}.pt" for suffix in again)
+        suffixes = (f"_{number}" if number > 1 else "" for number in count(1))
+        paths = (folder / f"nan_dump_{control_steps}{suffix}.pt" for suffix in suffixes)
         path = next(path for path in paths if not path.exists())
-        whole = path.with_suffix(".tmp")
+        partial = path.with_suffix(".tmp")
         try:
-            torch.save(content, whole)
-            os.replace(whole, path)
+            torch.save(content, partial)
+            os.replace(partial, path)
         finally:
-            whole.unlink(missing_ok=True)
+            partial.unlink(missing_ok=True)
         return path
 
     @contextmanager
     def _last_models(self) -> Iterator[None]:
-        """Let the models be what they were in the last step."""
+        """Restore the models of the last step inside the block."""
         fields = list(self._overwritten.values())
         for field in fields:
             field.swap(self._backend)
@@ -169,7 +165,7 @@ class NanGuard:
                 field.swap(self._backend)
 
     def _fields(self) -> dict[str, list[int]]:
-        """First and last column of each state field that is part of what is kept."""
+        """First and last column of each state field within the replay state."""
         memory = self._state.untyped_storage().data_ptr()
         return {
             name: [first, first + view.shape[1]]
@@ -179,76 +175,26 @@ class NanGuard:
         }
 
 
-_KINDS: dict[str, type] = {
-    "backend": str,
-    "message": str,
-    "seed": int,
-    "control_steps": int,
-    "nstep": int,
-    "rows": list,
-    "fields": dict,
-    "states": Tensor,
-    "actions": Tensor,
-    "ctrls": Tensor,
-    "stepped": bool,
-    "after": Tensor,
-    "last": Tensor,
-    "models": list,
-}
-
-
 def load_dump(path: str | Path) -> dict[str, Any]:
-    """Read a dump.
-
-    Raises:
-        ConfigError: it is missing, or no dump of this version.
-    """
+    """Read a dump."""
     try:
         content = torch.load(path, weights_only=True)
-    except FileNotFoundError as error:
-        raise ConfigError(f"there is no dump at {path}") from error
-    except Exception as error:
-        raise ConfigError(f"{path} is no dump of the NaN guard: {why_unreadable(error)}") from error
-    version = content.get("version") if isinstance(content, dict) else None
+        version = content["version"]
+    except Exception as error:  # torch.load raises many kinds
+        raise ConfigError(f"{path} must be a NaN guard dump: {why_unreadable(error)}") from error
     if version != DUMP_VERSION:
-        raise ConfigError(f"{path} is a dump of version {version!r}: expected {DUMP_VERSION}")
-    wrong = [f"{name} is missing" for name in _KINDS if name not in content]
-    wrong += [
-        f"{name} is {type(content[name]).__name__}: expected {kind.__name__}"
-        for name, kind in _KINDS.items()
-        if name in content and not isinstance(content[name], kind)
-    ]
-    wrong = wrong or [
-        f"{name} has shape {tuple(value.shape)}: expected {[*shape, '...']}"
-        for name, shape in _shapes(content).items()
-        for value in [content[name]]
-        if tuple(value.shape[: len(shape)]) != shape or value.ndim != len(shape) + 1
-    ]
-    if not wrong and len(content["models"]) != len(content["rows"]):
-        wrong = [f"{len(content['models'])} models for {len(content['rows'])} rows"]
-    if wrong:
-        raise ConfigError(
-            f"{path} is an incomplete dump ({'; '.join(wrong)}): copy it again, or let the failure "
-            "leave another"
-        )
+        raise ConfigError(f"{path} must be a dump of version {DUMP_VERSION}, got {version!r}")
     return content
-
-
-def _shapes(dump: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """What the shapes of a dump's tensors begin with."""
-    kept, rows = len(dump["states"]) if dump["states"].ndim else 0, len(dump["rows"])
-    steps = dict.fromkeys(("states", "actions", "ctrls"), (kept, rows))
-    return {**steps, "after": (rows,), "last": (rows,)}
 
 
 @dataclass(frozen=True)
 class DumpReplay:
-    """What the repetition of a dump's steps came to."""
+    """Result of a replay."""
 
     report: str
-    """What was found then and now; a line for each row."""
+    """The error and a line for each row."""
     same: bool
-    """Whether every row that took its step ended as it did then, bit for bit."""
+    """Whether every replayed row ends as in the dump, bit for bit."""
 
 
 def replay_dump(path: str | Path, backend: type[SimBackend] = MujocoBackend) -> DumpReplay:
@@ -256,35 +202,32 @@ def replay_dump(path: str | Path, backend: type[SimBackend] = MujocoBackend) -> 
 
     Args:
         path: the file.
-        backend: the physics that left it.
-
-    Raises:
-        ConfigError: the file cannot be read or replayed, or other physics left it.
+        backend: the backend that wrote it.
     """
     dump = load_dump(path)
     if dump["backend"] != backend.__name__:
         raise ConfigError(
-            f"{path} was left by {dump['backend']}: replay it with "
+            f"{path} was written by {dump['backend']}: replay it with "
             f"unilab.envs.nan_guard.replay_dump(path, {dump['backend']})"
         )
     lines = [
         f"after {dump['control_steps']} control steps with seed {dump['seed']}: {dump['message']}"
     ]
     if not dump["rows"]:
-        lines.append("the error names no environments: there is nothing to repeat")
+        lines.append("the error names no environments: there is nothing to replay")
     same = True
     for i, row in enumerate(dump["rows"]):
         try:
-            found, repeats = _repeated(dump, i, backend)
-        except Exception as error:  # whatever a simulator raises
+            found, repeats = _replay_row(dump, i, backend)
+        except Exception as error:  # the simulator may raise anything for a damaged file
             raise ConfigError(f"{path}: row {row} cannot be replayed: {error}") from error
         lines.append(f"row {row}: {found}")
         same &= repeats
     return DumpReplay("\n".join(lines), same)
 
 
-def _repeated(dump: dict[str, Any], i: int, backend: type[SimBackend]) -> tuple[str, bool]:
-    """What the repetition of a row's last step comes to and what led to it; whether it repeats."""
+def _replay_row(dump: dict[str, Any], i: int, backend: type[SimBackend]) -> tuple[str, bool]:
+    """Report on a row, and whether its last step repeats."""
     states, last = dump["states"][:, i], dump["last"][i]
     if not len(states):
         return f"it had taken no step; its state was {_finite(last)}", True
@@ -306,7 +249,7 @@ def _repeated(dump: dict[str, Any], i: int, backend: type[SimBackend]) -> tuple[
 
 
 def _largest(state: Tensor, fields: dict[str, list[int]]) -> str:
-    """The largest value of a state's fields, time aside, with the field and column that hold it."""
+    """The largest value of a state with its field and column; time does not count."""
     named = {
         at: f"{name}[{at - start}]"
         for name, (start, stop) in fields.items()

@@ -1,4 +1,4 @@
-"""Quaternions as ``[..., 4]`` tensors, scalar first (w, x, y, z), as MuJoCo stores them."""
+"""Quaternion functions, scalar first (w, x, y, z), as MuJoCo stores them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def rotate_inverse(quat: Tensor, vec: Tensor) -> Tensor:
-    """A world-frame vector in the frame that ``quat`` describes.
+    """Rotate a world-frame vector into the frame of ``quat``.
 
     Args:
         quat: ``[N, 4]`` unit quaternions, frame to world.
@@ -24,7 +24,7 @@ def rotate_inverse(quat: Tensor, vec: Tensor) -> Tensor:
 
 
 def gravity_direction(quat: Tensor) -> Tensor:
-    """Unit vector of gravity in the frame that ``quat`` describes.
+    """Unit vector of gravity in the frame of ``quat``.
 
     Args:
         quat: ``[N, 4]`` unit quaternions, frame to world.
@@ -32,15 +32,18 @@ def gravity_direction(quat: Tensor) -> Tensor:
     Returns:
         ``[N, 3]``: (0, 0, -1) when upright.
     """
-    # Minus the third row of the rotation matrix, as (0, 0, 1) - 2 z (x, y, z) - 2 w (-y, x, w).
+    # Minus the third row of the rotation matrix: (0, 0, 1) - 2 z (x, y, z) - 2 w (-y, x, w).
+    # Operations on whole tensors, because this runs in every step.
     device = quat.device
-    turned = quat.index_select(1, _order(device, 2, 1, 0)).mul_(_signs(device, -1, 1, 1))
-    out = torch.addcmul(_signs(device, 0, 0, 1), quat[:, 3:], quat[:, 1:], value=-2.0)
+    up = _constant((0, 0, 1), torch.float32, device)
+    signs = _constant((-1, 1, 1), torch.float32, device)
+    turned = quat.index_select(1, _constant((2, 1, 0), torch.int64, device)).mul_(signs)
+    out = torch.addcmul(up, quat[:, 3:], quat[:, 1:], value=-2.0)
     return out.addcmul_(quat[:, :1], turned, value=-2.0)
 
 
 def heading(quat: Tensor) -> Tensor:
-    """Direction of the frame's x axis seen from above.
+    """Yaw of the frame's x axis.
 
     Args:
         quat: ``[N, 4]`` unit quaternions, frame to world.
@@ -62,14 +65,12 @@ def from_euler(roll: Tensor, pitch: Tensor, yaw: Tensor) -> Tensor:
         ``[N, 4]``.
     """
     half = 0.5 * torch.stack((roll, pitch, yaw))
-    # Each component is the sum of two products of a yaw, a pitch and a roll factor, of which rows
-    # 0 to 2 are the cosines of roll, pitch and yaw and rows 3 to 5 their sines.
-    trig, device = torch.cat((half.cos(), half.sin())), half.device
-    products = trig.index_select(0, _order(device, 2, 2, 2, 5, 5, 5, 5, 2))
-    products *= trig.index_select(0, _order(device, 1, 1, 4, 1, 4, 4, 1, 4))
-    products *= trig.index_select(0, _order(device, 0, 3, 0, 0, 3, 0, 3, 3))
-    first, second = products.split(4)
-    return (first + second * _signs(device, 1, -1, 1, -1, shape=(4, 1))).T
+    (cr, cp, cy), (sr, sp, sy) = half.cos(), half.sin()
+    w = cy * cp * cr + sy * sp * sr
+    x = cy * cp * sr - sy * sp * cr
+    y = cy * sp * cr + sy * cp * sr
+    z = sy * cp * cr - cy * sp * sr
+    return torch.stack((w, x, y, z), dim=1)
 
 
 def multiply(a: Tensor, b: Tensor) -> Tensor:
@@ -81,26 +82,17 @@ def multiply(a: Tensor, b: Tensor) -> Tensor:
     Returns:
         ``[N, 4]``.
     """
-    # Each component is the sum, from left to right, of four products.
-    order = _order(a.device, 0, 1, 2, 3, 1, 0, 3, 2, 2, 3, 0, 1, 3, 2, 1, 0)
-    signs = _signs(a.device, 1, -1, -1, -1, 1, 1, 1, -1, 1, -1, 1, 1, 1, 1, -1, 1)
-    factors = b.index_select(-1, order).mul_(signs).unflatten(-1, (4, 4))
-    w, x, y, z = (a.unsqueeze(-2) * factors).unbind(-1)
-    return w + x + y + z
+    # ab is component a of the first factor times component b of the second.
+    products = a.unsqueeze(-1) * b.unsqueeze(-2)
+    ww, wx, wy, wz, xw, xx, xy, xz, yw, yx, yy, yz, zw, zx, zy, zz = products.flatten(-2).unbind(-1)
+    w = ww - xx - yy - zz
+    x = wx + xw + yz - zy
+    y = wy - xz + yw + zx
+    z = wz + xy - yx + zw
+    return torch.stack((w, x, y, z), dim=-1)
 
 
 @cache
-def _constant(
-    values: tuple[int, ...], shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
-) -> Tensor:
-    """A small tensor, made once; one made in inference mode could not be used outside it."""
-    with torch.inference_mode(False):
-        return torch.tensor(values, dtype=dtype, device=device).reshape(shape)
-
-
-def _order(device: torch.device, *columns: int) -> Tensor:
-    return _constant(columns, (-1,), torch.int64, device)
-
-
-def _signs(device: torch.device, *values: int, shape: tuple[int, ...] = (-1,)) -> Tensor:
-    return _constant(values, shape, torch.float32, device)
+def _constant(values: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):  # an inference tensor could not be used outside the mode
+        return torch.tensor(values, dtype=dtype, device=device)

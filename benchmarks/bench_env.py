@@ -50,7 +50,10 @@ def measure(task: str, num_envs: int, num_threads: int, amplitude: float, steps:
         amplitude: actions are uniform in [-amplitude, amplitude].
         steps: control steps to time, after a warm-up.
     """
-    env = unilab.make(task, num_envs=num_envs, seed=0, overrides={"num_threads": num_threads})
+    # The bare batch has the same model in every row, and no delay.
+    nominal = {"randomize": False} if "velocity" in task else {}
+    overrides = {"num_threads": num_threads, **nominal}
+    env = unilab.make(task, num_envs=num_envs, seed=0, overrides=overrides)
     own, stage = env.backend._batch, env.backend._stage
     bare = Batch(env.backend.mj_model, num_envs, num_threads)
     ctrl = torch.from_numpy(bare.bind("ctrl"))

@@ -36,18 +36,18 @@ def randomised_go2(num_threads: int) -> ManagerBasedRlEnvCfg:
     base = go2_velocity_flat()
     trunk = SceneEntityCfg("robot", body_names="base")
     drawn = {
-        "mass": (mdp.randomize_rigid_body_mass, "startup", {
+        "payload": (mdp.randomize_rigid_body_mass, "startup", {
             "mass_distribution_params": (-1.0, 2.0), "operation": "add", "asset_cfg": trunk}),
-        "com": (mdp.randomize_rigid_body_com, "startup", {
+        "base_com": (mdp.randomize_rigid_body_com, "startup", {
             "com_range": {"x": (-0.02, 0.02), "y": (-0.02, 0.02)}, "asset_cfg": trunk}),
         "gravity": (mdp.randomize_physics_scene_gravity, "startup", {
             "gravity_distribution_params": ((0.0, 0.0, -0.2), (0.0, 0.0, 0.2))}),
-        "encoders": (mdp.randomize_encoder_bias, "startup", {"bias_range": (-0.02, 0.02)}),
-        "friction": (mdp.randomize_geom_friction, "reset", {
+        "encoder_bias": (mdp.randomize_encoder_bias, "startup", {"bias_range": (-0.02, 0.02)}),
+        "foot_friction": (mdp.randomize_geom_friction, "reset", {
             "friction_distribution_params": (0.4, 1.2)}),
         "armature": (mdp.randomize_joint_parameters, "reset", {
             "armature_distribution_params": (0.9, 1.1)}),
-        "gains": (mdp.randomize_actuator_gains, "reset", {
+        "motors": (mdp.randomize_actuator_gains, "reset", {
             "stiffness_distribution_params": (0.9, 1.1),
             "damping_distribution_params": (0.8, 1.2)}),
     }  # fmt: skip

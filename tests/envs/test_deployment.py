@@ -20,10 +20,12 @@ from unilab.envs import (
 from unilab.envs.rotations import gravity_direction
 from unilab.tasks import TASKS
 
+NOMINAL = {"num_threads": 1, "randomize": False}
+
 
 @pytest.fixture
 def go2():
-    env = unilab.make("go2_velocity_flat", num_envs=3, seed=0, overrides={"num_threads": 1})
+    env = unilab.make("go2_velocity_flat", num_envs=3, seed=0, overrides=NOMINAL)
     yield env
     env.close()
 
@@ -48,7 +50,7 @@ def test_the_described_observation_is_the_one_that_the_policy_sees():
         "go2_velocity_flat",
         num_envs=3,
         seed=0,
-        overrides={"num_threads": 1, "observations.obs.enable_corruption": False},
+        overrides=NOMINAL,
     )
     data = env.deployment_metadata()
     step = env.rollout(4)[:, -1]

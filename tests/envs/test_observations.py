@@ -305,6 +305,7 @@ def test_a_term_that_does_not_fit_the_task_fails_at_construction(tmp_path, kind)
 def test_however_many_terms_a_phase_is_one_packet():
     """0011-C18: every field once, whoever and however many read it."""
     env = unilab.make("go2_velocity_flat", num_envs=2, seed=0, overrides={"num_threads": 1})
-    # Position 19 and velocity 18 lie side by side in memory, actuator forces 12 elsewhere.
-    assert env.scene.plan.packet.shape == (2, 19 + 18 + 12)
-    assert len(env.scene.plan._views) == 2
+    # Position 19 and velocity 18 lie side by side in memory; actuator forces 12 and the sensors of
+    # the feet, 4 contacts and 4 velocities, elsewhere.
+    assert env.scene.plan.packet.shape == (2, 19 + 18 + 12 + 4 + 12)
+    assert len(env.scene.plan._views) == 3

@@ -7,7 +7,6 @@ import math
 from unilab.envs import (
     EntityCfg,
     EventTermCfg,
-    ManagerBasedRlEnvCfg,
     ObservationGroupCfg,
     ObservationTermCfg,
     RewardTermCfg,
@@ -18,14 +17,20 @@ from unilab.envs import (
     mdp,
 )
 from unilab.tasks.robots import model_path
+from unilab.tasks.velocity.velocity_env_cfg import VelocityEnvCfg
 
+FEET = ("left", "right")
 UPPER_BODY = ("waist_.*", ".*_shoulder_.*", ".*_elbow_.*", ".*_wrist_.*")
 HIPS = (".*_hip_yaw_joint", ".*_hip_roll_joint")
 
 
-def g1_velocity_flat() -> ManagerBasedRlEnvCfg:
+def g1_velocity_flat() -> VelocityEnvCfg:
     """Unitree G1 follows a commanded velocity on flat ground (29 joints, 20 s episodes)."""
     command = {"command_name": "base_velocity"}
+    torso = SceneEntityCfg("robot", body_names=("torso_link",))
+    heights, velocities, contacts = (
+        tuple(f"{foot}_foot_{what}" for foot in FEET) for what in ("pos", "vel", "contact")
+    )
     sensed = {
         "base_ang_vel": ObservationTermCfg(
             func=mdp.base_ang_vel, scale=0.25, noise=UniformNoiseCfg(n_min=-0.2, n_max=0.2)
@@ -37,26 +42,33 @@ def g1_velocity_flat() -> ManagerBasedRlEnvCfg:
             func=mdp.generated_commands, params=command, scale=(2.0, 2.0, 1.0)
         ),
         "joint_pos": ObservationTermCfg(
-            func=mdp.joint_pos_rel, noise=UniformNoiseCfg(n_min=-0.01, n_max=0.01)
+            func=mdp.joint_pos_rel,
+            params={"biased": True},
+            noise=UniformNoiseCfg(n_min=-0.01, n_max=0.01),
         ),
         "joint_vel": ObservationTermCfg(
             func=mdp.joint_vel_rel, scale=0.05, noise=UniformNoiseCfg(n_min=-1.5, n_max=1.5)
         ),
         "actions": ObservationTermCfg(func=mdp.last_action),
     }
-    feet = {"sensor_names": ("left_foot_pos", "right_foot_pos"), "component": 2}
     privileged = {
         "base_lin_vel": ObservationTermCfg(func=mdp.base_lin_vel, scale=2.0),
         "base_height": ObservationTermCfg(func=mdp.base_pos_z),
-        "foot_heights": ObservationTermCfg(func=mdp.sensor_values, params=feet, scale=5.0),
+        "foot_heights": ObservationTermCfg(
+            func=mdp.sensor_values, params={"sensor_names": heights, "component": 2}, scale=5.0
+        ),
     }
-    return ManagerBasedRlEnvCfg(
+    return VelocityEnvCfg(
         scene=SceneCfg(
             model=str(model_path("g1")), entities={"robot": EntityCfg(root_body="pelvis")}
         ),
         decimation=4,
         episode_length_s=20.0,
-        actions={"joint_pos": mdp.JointPositionActionCfg(scale=0.5)},
+        actions={
+            "joint_pos": mdp.JointPositionActionCfg(
+                scale=0.5, delay_max_lag=1, delay_update_period=None
+            )
+        },
         observations={
             "obs": ObservationGroupCfg(terms=sensed, enable_corruption=True),
             "critic": ObservationGroupCfg(terms={**sensed, **privileged}),
@@ -93,6 +105,16 @@ def g1_velocity_flat() -> ManagerBasedRlEnvCfg:
                 weight=-0.2,
                 params={"asset_cfg": SceneEntityCfg("robot", joint_names=HIPS)},
             ),
+            "feet_air_time": RewardTermCfg(
+                func=mdp.feet_air_time_positive_biped,
+                weight=0.5,
+                params={"sensor_names": contacts, "threshold": 0.4, **command},
+            ),
+            "feet_slide": RewardTermCfg(
+                func=mdp.feet_slide,
+                weight=-0.1,
+                params={"sensor_names": contacts, "velocity_sensor_names": velocities},
+            ),
         },
         terminations={
             "time_out": TerminationTermCfg(func=mdp.time_out, time_out=True),
@@ -116,6 +138,51 @@ def g1_velocity_flat() -> ManagerBasedRlEnvCfg:
                 func=mdp.reset_joints_by_offset,
                 mode="reset",
                 params={"position_range": (-0.05, 0.05), "velocity_range": (0.0, 0.0)},
+            ),
+            # Randomization: every environment is another robot on another ground.
+            "payload": EventTermCfg(
+                func=mdp.randomize_rigid_body_mass,
+                mode="startup",
+                params={
+                    "mass_distribution_params": (-1.0, 3.0),
+                    "operation": "add",
+                    "asset_cfg": torso,
+                },
+            ),
+            "torso_com": EventTermCfg(
+                func=mdp.randomize_rigid_body_com,
+                mode="startup",
+                params={
+                    "com_range": {"x": (-0.025, 0.025), "y": (-0.025, 0.025), "z": (-0.03, 0.03)},
+                    "asset_cfg": torso,
+                },
+            ),
+            "foot_friction": EventTermCfg(
+                func=mdp.randomize_geom_friction,
+                mode="startup",
+                params={
+                    "friction_distribution_params": (0.3, 1.2),
+                    "asset_cfg": SceneEntityCfg("robot", geom_names=(".*_foot._collision",)),
+                },
+            ),
+            "motors": EventTermCfg(
+                func=mdp.randomize_actuator_gains,
+                mode="startup",
+                params={
+                    "stiffness_distribution_params": (0.9, 1.1),
+                    "damping_distribution_params": (0.9, 1.1),
+                },
+            ),
+            "encoder_bias": EventTermCfg(
+                func=mdp.randomize_encoder_bias,
+                mode="startup",
+                params={"bias_range": (-0.015, 0.015)},
+            ),
+            "push": EventTermCfg(
+                func=mdp.push_by_setting_velocity,
+                mode="interval",
+                interval_range_s=(5.0, 10.0),
+                params={"velocity_range": {"x": (-0.5, 0.5), "y": (-0.5, 0.5), "yaw": (-0.5, 0.5)}},
             ),
         },
     )

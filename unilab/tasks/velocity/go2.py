@@ -7,21 +7,28 @@ import math
 from unilab.envs import (
     EntityCfg,
     EventTermCfg,
-    ManagerBasedRlEnvCfg,
     ObservationGroupCfg,
     ObservationTermCfg,
     RewardTermCfg,
     SceneCfg,
+    SceneEntityCfg,
     TerminationTermCfg,
     UniformNoiseCfg,
     mdp,
 )
 from unilab.tasks.robots import model_path
+from unilab.tasks.velocity.velocity_env_cfg import VelocityEnvCfg
+
+FEET = ("FL", "FR", "RL", "RR")
 
 
-def go2_velocity_flat() -> ManagerBasedRlEnvCfg:
+def go2_velocity_flat() -> VelocityEnvCfg:
     """Unitree Go2 follows a commanded velocity on flat ground (12 joints, 20 s episodes)."""
     command = {"command_name": "base_velocity"}
+    base = SceneEntityCfg("robot", body_names=("base",))
+    contacts, velocities = (
+        tuple(f"{foot}_foot_{what}" for foot in FEET) for what in ("contact", "vel")
+    )
     # What the robot's own sensors give: no linear velocity, no height.
     sensed = {
         "base_ang_vel": ObservationTermCfg(
@@ -34,7 +41,9 @@ def go2_velocity_flat() -> ManagerBasedRlEnvCfg:
             func=mdp.generated_commands, params=command, scale=(2.0, 2.0, 1.0)
         ),
         "joint_pos": ObservationTermCfg(
-            func=mdp.joint_pos_rel, noise=UniformNoiseCfg(n_min=-0.01, n_max=0.01)
+            func=mdp.joint_pos_rel,
+            params={"biased": True},
+            noise=UniformNoiseCfg(n_min=-0.01, n_max=0.01),
         ),
         "joint_vel": ObservationTermCfg(
             func=mdp.joint_vel_rel, scale=0.05, noise=UniformNoiseCfg(n_min=-1.5, n_max=1.5)
@@ -45,13 +54,17 @@ def go2_velocity_flat() -> ManagerBasedRlEnvCfg:
         "base_lin_vel": ObservationTermCfg(func=mdp.base_lin_vel, scale=2.0),
         "base_height": ObservationTermCfg(func=mdp.base_pos_z, scale=3.0),
     }
-    return ManagerBasedRlEnvCfg(
+    return VelocityEnvCfg(
         scene=SceneCfg(
             model=str(model_path("go2")), entities={"robot": EntityCfg(root_body="base")}
         ),
         decimation=4,
         episode_length_s=20.0,
-        actions={"joint_pos": mdp.JointPositionActionCfg(scale=0.6)},
+        actions={
+            "joint_pos": mdp.JointPositionActionCfg(
+                scale=0.6, delay_max_lag=1, delay_update_period=None
+            )
+        },
         observations={
             "obs": ObservationGroupCfg(terms=sensed, enable_corruption=True),
             "critic": ObservationGroupCfg(terms={**sensed, **privileged}),
@@ -78,6 +91,16 @@ def go2_velocity_flat() -> ManagerBasedRlEnvCfg:
             "torques": RewardTermCfg(func=mdp.joint_torques_l2, weight=-1e-4),
             "action_rate": RewardTermCfg(func=mdp.action_rate_l2, weight=-0.01),
             "pose": RewardTermCfg(func=mdp.joint_deviation_l2, weight=-0.05),
+            "feet_air_time": RewardTermCfg(
+                func=mdp.feet_air_time,
+                weight=0.5,
+                params={"sensor_names": contacts, "threshold": 0.2, **command},
+            ),
+            "feet_slide": RewardTermCfg(
+                func=mdp.feet_slide,
+                weight=-0.05,
+                params={"sensor_names": contacts, "velocity_sensor_names": velocities},
+            ),
         },
         terminations={
             "time_out": TerminationTermCfg(func=mdp.time_out, time_out=True),
@@ -101,6 +124,51 @@ def go2_velocity_flat() -> ManagerBasedRlEnvCfg:
                 func=mdp.reset_joints_by_offset,
                 mode="reset",
                 params={"position_range": (-0.1, 0.1), "velocity_range": (0.0, 0.0)},
+            ),
+            # Randomization: every environment is another robot on another ground.
+            "payload": EventTermCfg(
+                func=mdp.randomize_rigid_body_mass,
+                mode="startup",
+                params={
+                    "mass_distribution_params": (-1.0, 2.0),
+                    "operation": "add",
+                    "asset_cfg": base,
+                },
+            ),
+            "base_com": EventTermCfg(
+                func=mdp.randomize_rigid_body_com,
+                mode="startup",
+                params={
+                    "com_range": {"x": (-0.03, 0.03), "y": (-0.02, 0.02), "z": (-0.02, 0.02)},
+                    "asset_cfg": base,
+                },
+            ),
+            "foot_friction": EventTermCfg(
+                func=mdp.randomize_geom_friction,
+                mode="startup",
+                params={
+                    "friction_distribution_params": (0.3, 1.2),
+                    "asset_cfg": SceneEntityCfg("robot", geom_names=FEET),
+                },
+            ),
+            "motors": EventTermCfg(
+                func=mdp.randomize_actuator_gains,
+                mode="startup",
+                params={
+                    "stiffness_distribution_params": (0.9, 1.1),
+                    "damping_distribution_params": (0.9, 1.1),
+                },
+            ),
+            "encoder_bias": EventTermCfg(
+                func=mdp.randomize_encoder_bias,
+                mode="startup",
+                params={"bias_range": (-0.015, 0.015)},
+            ),
+            "push": EventTermCfg(
+                func=mdp.push_by_setting_velocity,
+                mode="interval",
+                interval_range_s=(5.0, 10.0),
+                params={"velocity_range": {"x": (-0.5, 0.5), "y": (-0.5, 0.5), "yaw": (-0.5, 0.5)}},
             ),
         },
     )

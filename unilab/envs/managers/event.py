@@ -32,7 +32,7 @@ class EventTermCfg:
         ConfigError: an unknown mode, or an interval that is none or not this mode's.
     """
 
-    func: Callable[..., None]
+    func: Callable[..., Any]
     """``func(env, env_ids, **params)`` with ``env_ids`` ``[n]`` int64."""
     mode: Literal["startup", "reset", "interval"]
     """startup: once, for all; reset: when episodes begin; interval: from time to time."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class MetricsTermCfg:
     """One quantity, logged as ``Metrics/<name>``: its mean over the steps of ended episodes."""
 
-    func: Callable[..., Tensor]
+    func: Callable[..., Any]
     """``func(env, **params) -> [num_envs]`` float32."""
     params: dict[str, Any] = field(default_factory=dict)
 

@@ -44,7 +44,7 @@ class UniformNoiseCfg:
 class ObservationTermCfg(DelayCfg):
     """One block of columns of an observation group."""
 
-    func: Callable[..., Tensor]
+    func: Callable[..., Any]
     """``func(env, **params) -> [num_envs, width]`` float32."""
     params: dict[str, Any] = field(default_factory=dict)
     noise: UniformNoiseCfg | None = None

@@ -31,7 +31,7 @@ class RecorderTermCfg:
         ConfigError: an unknown mode.
     """
 
-    func: Callable[..., Tensor]
+    func: Callable[..., Any]
     """``func(env, **params) -> [num_envs, ...]``: any observation, reward or termination term, or
     one of your own. It only looks; it is called once at construction."""
     mode: Literal["pre_step", "post_step", "pre_reset", "post_reset"]

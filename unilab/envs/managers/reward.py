@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class RewardTermCfg:
     """One summand of the reward: ``weight * func(env, **params) * step_dt``."""
 
-    func: Callable[..., Tensor]
+    func: Callable[..., Any]
     """``func(env, **params) -> [num_envs]`` float32, a rate per second."""
     weight: float
     params: dict[str, Any] = field(default_factory=dict)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class TerminationTermCfg:
     """One reason for an episode to end."""
 
-    func: Callable[..., Tensor]
+    func: Callable[..., Any]
     """``func(env, **params) -> [num_envs]`` bool."""
     params: dict[str, Any] = field(default_factory=dict)
     time_out: bool = False

@@ -15,18 +15,17 @@ from unilab.conf import hydra_main
 from unilab.data import RewardNormalizer, make_replay_buffer
 from unilab.modules import FlashSACCritic, FlashSACPolicy, build_actor
 from unilab.objectives import FlashSACLoss
-from unilab.record import MetricLogger, Progress, closing_summary
+from unilab.record import closing_summary
 from unilab.trainers import (
     AlgoCfg,
     Algorithm,
-    Checkpointer,
-    Counters,
     EnvTrainingState,
     Evaluator,
     FlashSACLearner,
     Interface,
     OffPolicyRunner,
     ReplayContents,
+    Run,
     TrainCfg,
     algorithm,
     run_identity,
@@ -116,55 +115,44 @@ def train(cfg: TrainCfg, *, command: str | None = None) -> int:
     rewards = RewardNormalizer(algo.gamma, v_max=algo.algo_params.v_max)
 
     # The run: a new folder, or the one to continue from its newest checkpoint.
-    run = cfg.run_folder()
-    env.set_output_dir(str(run.path))
-    eval_env.set_output_dir(str(run.path / "evaluation"))
     identity = run_identity(cfg.task, interface, parts.actor)
     state = {"learner": parts.learner, "rewards": rewards, "env": EnvTrainingState(env)}
     if training.save_replay:
         state["replay"] = ReplayContents(buffer)
-    checkpointer = Checkpointer(
-        run.checkpoints, state, identity=identity, keep=training.keep_checkpoints
-    )
-    counters = checkpointer.load() if training.resume else Counters()
-    frames_left = algo.frames_left(counters.frames)
-    logger = MetricLogger(run, until_frames=counters.frames)
-    run.write_config(cfg.to_dict(), **identity, device_resolution=placement.device_resolution())
-    print(f"Run folder   {run.path}", flush=True)
+    run = Run.open(cfg, state, identity=identity, device_resolution=placement.device_resolution())
+    env.set_output_dir(str(run.folder.path))
+    eval_env.set_output_dir(str(run.folder.path / "evaluation"))
+    print(f"Run folder   {run.folder.path}", flush=True)
 
-    # Each batch: act and step, store, sample, update (OffPolicyRunner._train is these lines).
     collector = make_collector(
         env,
         parts.policy,
         placement=placement,
         frames_per_batch=algo.num_envs,
-        total_frames=frames_left,
-        init_random_frames=algo.random_frames_left(counters.frames),
+        total_frames=algo.frames_left(run.counters.frames),
+        init_random_frames=algo.random_frames_left(run.counters.frames),
     )
-    result = OffPolicyRunner(
+    with OffPolicyRunner(
         collector,
         parts.learner,
         buffer,
-        rewards,
-        learning_starts=algo.learning_starts,
-        updates_per_step=algo.updates_per_step,
-        counters=counters,
-        logger=logger,
-        checkpointer=checkpointer,
+        training=training,
+        run=run,
         evaluate=Evaluator(eval_env, parts.policy, trained=env),
         drain_metrics=env.drain_metrics,
-        progress=Progress(
-            algo.total_frames, initial=counters.frames, max_minutes=training.max_minutes
-        ),
-        eval_interval=training.eval_interval,
-        checkpoint_interval=training.checkpoint_interval,
-        log_interval_s=training.log_interval_s,
-        max_minutes=training.max_minutes,
-        trace=run.trace_file if training.trace else None,
-    ).run()
+    ) as runner:
+        for data in runner:  # act and step
+            rewards.update(data)
+            buffer.extend(data)  # store
+            if len(buffer) >= algo.learning_starts:
+                for _ in range(algo.updates_per_step):
+                    batch = rewards.normalize(buffer.sample())  # sample
+                    runner.record(parts.learner.update(batch))  # update
     eval_env.close()
-    print(closing_summary(run, result, total_frames=algo.total_frames, command=command))
-    return result.exit_code
+    print(
+        closing_summary(run.folder, runner.result, total_frames=algo.total_frames, command=command)
+    )
+    return runner.exit_code
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ import signal
 import threading
 
 import pytest
-
 from unilab.trainers.signals import StopRequest
 
 

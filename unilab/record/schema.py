@@ -48,18 +48,13 @@ METRICS: dict[str, Metric] = {
         ("Perf/updates_per_second", "update/s", "rate"),
         ("Perf/updates", "update", "last"),
         ("Perf/buffer_size", "transition", "last"),
-    ),
-    **_named(
-        "unilab.trainers.async_runner",
         ("Perf/collect_share", "share of time", "mean"),
-        ("Perf/inference_ms", "ms a tick", "mean"),
-        ("Perf/ring_wait_ms", "ms a tick", "mean"),
-        ("Perf/replay_ms", "ms a tick", "mean"),
+        ("Perf/collect_ms", "ms a tick", "mean"),
+        ("Perf/learn_ms", "ms a tick", "mean"),
         ("Perf/update_ms", "ms a tick", "mean"),
     ),
     **_named(
-        # Of the environment, in whichever process it is.
-        "unilab.collectors.spans",
+        _ENV,
         ("Perf/physics_ms", "ms a tick", "mean"),
         ("Perf/managers_ms", "ms a tick", "mean"),
         ("Perf/reset_ms", "ms a tick", "mean"),

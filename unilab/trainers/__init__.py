@@ -8,6 +8,7 @@ from unilab.trainers.evaluation import Evaluator
 from unilab.trainers.identity import run_identity
 from unilab.trainers.learner import FlashSACLearner
 from unilab.trainers.load_actor import load_env_training_state, load_play_actor
+from unilab.trainers.run import Run
 from unilab.trainers.runner import OffPolicyRunner, RunResult
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "Interface",
     "OffPolicyRunner",
     "ReplayContents",
+    "Run",
     "RunResult",
     "TrainCfg",
     "algorithm",

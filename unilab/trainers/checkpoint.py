@@ -24,7 +24,7 @@ __all__ = ["Checkpointer", "Counters", "EnvTrainingState", "ReplayContents"]
 _OPTIONAL = ("replay",)
 
 
-class _Stateful(Protocol):
+class Stateful(Protocol):
     def state_dict(self) -> Any: ...
 
     def load_state_dict(self, state: Any, /) -> Any: ...
@@ -70,7 +70,7 @@ class Checkpointer:
     def __init__(
         self,
         directory: str | Path,
-        components: Mapping[str, _Stateful],
+        components: Mapping[str, Stateful],
         *,
         identity: Mapping[str, Any],
         keep: int = 3,

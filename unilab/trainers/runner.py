@@ -1,30 +1,36 @@
-"""The off-policy training loop."""
+"""Off-policy training: clocks, metrics, evaluation and checkpoints around a loop over batches."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 import torch
 from tensordict import TensorDict, TensorDictBase
-from torchrl.data import ReplayBuffer
+from torch.profiler import profile, record_function, schedule
+from torchrl import timeit
 
-from unilab.data import RewardNormalizer
-from unilab.errors import ConfigError, NonFiniteError, UnilabError
-from unilab.record.console import Progress
-from unilab.record.metrics import MetricLogger
-from unilab.record.trace import write_trace
+from unilab.errors import ConfigError, NonFiniteError
 from unilab.trainers.async_runner import AsyncRunner
-from unilab.trainers.checkpoint import Checkpointer, Counters
-from unilab.trainers.episodes import EpisodeTracker
+from unilab.trainers.episode_tracker import EpisodeTracker
+from unilab.trainers.run import Run
+
+if TYPE_CHECKING:
+    from unilab.trainers.config import TrainingCfg
 
 __all__ = ["OffPolicyRunner", "RunResult"]
 
 _TAGS = {"alpha": "Policy/alpha", "entropy": "Policy/entropy", "q_mean": "Critic/q_mean"}
+_TIMED = ("collect", "learn", "update")
+"""Names of ``torchrl.timeit``; the learner times its own update."""
+_TRACED_TICKS = 20
 
 
 class Learner(Protocol):
@@ -33,7 +39,7 @@ class Learner(Protocol):
     update_count: int
 
     def update(self, tensordict: TensorDictBase, /) -> TensorDict:
-        """One update; 0-dim metrics, without waiting for the device."""
+        """One update; returns 0-dim metrics without waiting for the device."""
         ...
 
 
@@ -51,267 +57,279 @@ class RunResult:
     """0, or 128 + the signal that stopped the run (130 for Ctrl-C)."""
 
 
-class OffPolicyRunner:
-    """Collects, stores and updates until the collector ends, and looks after everything around it.
+class _Mark(NamedTuple):
+    """Clocks and counters at a row of metrics."""
+
+    time: float
+    frames: int
+    updates: int
+    ticks: int
+    spent: dict[str, float]
+
+
+class OffPolicyRunner(AsyncRunner):
+    """Iterates a collector's batches and does everything around the loop's body.
+
+    The body stores, samples and updates. Between two batches the runner counts frames, logs,
+    evaluates and saves as ``training`` says. When the ``with`` block ends it evaluates and saves
+    once more, and shuts the collector down.
+
+    An error while collecting, evaluating or logging saves a checkpoint before it is raised. An
+    error in the loop's body does not, because the update may be half done, and neither does a
+    :class:`~unilab.errors.NonFiniteError`. Ctrl-C, SIGTERM and SIGHUP end the loop after the
+    current batch (:class:`~unilab.trainers.AsyncRunner`).
 
     Args:
         collector: yields transitions ``[N, T]`` (or ``[N]``) in time order: a TorchRL collector or
-            any iterable of TensorDicts; shut down at the end.
-        learner: gets a batch with normalised rewards.
-        buffer: TorchRL replay buffer with its batch size set. It is extended with the collector's
-            batches as they are; :func:`~unilab.data.make_replay_buffer` makes single rows of them.
-        rewards: statistics of the return, which scale the rewards.
+            any iterable of TensorDicts.
+        learner: its ``update_count`` is logged.
+        buffer: its length is logged.
 
     Keyword Args:
-        learning_starts: transitions in the buffer before the first update.
-        updates_per_step: updates for each batch collected.
-        counters: where a resumed run stands.
-        logger: where metrics go, closed at the end; None: nowhere.
-        checkpointer: saves at ``checkpoint_interval`` and at the end; None: never.
-        evaluate: returns evaluation metrics; called every ``eval_interval`` frames and at the end.
-        drain_metrics: the environment's own metrics since the last call.
-        progress: the console; None: silent.
-        eval_interval: environment steps between evaluations; None: never.
-        checkpoint_interval: environment steps between checkpoints; None: only at the end.
-        log_interval_s: seconds between two rows of metrics.
-        max_minutes: stop after this wall time; None: never.
-        trace: file for a Chrome trace of the run's last ticks; None: none.
+        training: intervals of evaluation, checkpoints and metrics, the time limit, the trace.
+        run: where metrics and checkpoints go; nowhere by default.
+        evaluate: returns evaluation metrics.
+        drain_metrics: returns the environment's own metrics since the last call.
 
-    Raises:
-        ConfigError: the collector extends a replay buffer itself.
+    Examples:
+        >>> from tensordict import TensorDict
+        >>> from unilab.trainers.config import TrainingCfg
+        >>> batch = TensorDict(next={"reward": torch.ones(4, 1), "done": torch.ones(4, 1)})
+        >>> batch.batch_size = [4]
+        >>> class Learner:
+        ...     update_count = 0
+        >>> with OffPolicyRunner([batch], Learner(), [], training=TrainingCfg()) as runner:
+        ...     for data in runner:
+        ...         runner.record(TensorDict({"loss_actor": torch.tensor(0.5)}))
+        >>> runner.result.frames, runner.result.metrics["Loss/actor"]
+        (4, 0.5)
     """
 
     def __init__(
         self,
         collector: Iterable[TensorDictBase],
         learner: Learner,
-        buffer: ReplayBuffer,
-        rewards: RewardNormalizer,
+        buffer: Sized,
         *,
-        learning_starts: int,
-        updates_per_step: int = 1,
-        counters: Counters | None = None,
-        logger: MetricLogger | None = None,
-        checkpointer: Checkpointer | None = None,
+        training: TrainingCfg,
+        run: Run | None = None,
         evaluate: Callable[[], dict[str, float]] | None = None,
         drain_metrics: Callable[[], dict[str, float]] | None = None,
-        progress: Progress | None = None,
-        eval_interval: int | None = None,
-        checkpoint_interval: int | None = None,
-        log_interval_s: float = 5.0,
-        max_minutes: float | None = None,
-        trace: Path | None = None,
     ) -> None:
         if getattr(collector, "replay_buffer", None) is not None:
             raise ConfigError(
-                "the collector has a replay_buffer of its own, so this loop would get no data: "
-                "make the collector without it"
+                "collector must have no replay_buffer, or the loop gets no data: make it without "
+                "one and extend the buffer in the loop"
             )
-        self.collector = collector
+        super().__init__(collector)
         self.learner = learner
         self.buffer = buffer
-        self.rewards = rewards
-        self.learning_starts = learning_starts
-        self.updates_per_step = updates_per_step
-        self.counters = counters if counters is not None else Counters()
-        self.logger = logger
-        self.checkpointer = checkpointer
+        self.training = training
+        self.run = run if run is not None else Run()
         self.evaluate = evaluate
         self.drain_metrics = drain_metrics
-        self.progress = progress
-        self.eval_interval = eval_interval if evaluate is not None else None
-        self.checkpoint_interval = checkpoint_interval
-        self.log_interval_s = log_interval_s
-        self.max_minutes = max_minutes
-        self.trace = trace
-        self.metrics: dict[str, float] = {}
-        self._episodes = EpisodeTracker()
+        self._ticks = 0
         self._updates: list[TensorDict] = []
-        self._updating = False
-        self._evaluated_at = -1
-        self._saved_at = -1
-        self._evaluation: dict[str, float] = {}
+        self._episodes = EpisodeTracker()
+        self._saved_at = self._evaluated_at = -1
 
-    def run(self) -> RunResult:
-        """Trains until the collector ends, time is up, or Ctrl-C; always leaves a checkpoint.
+    @property
+    def result(self) -> RunResult:
+        """How far the run is."""
+        run = self.run
+        return RunResult(run.counters.frames, run.counters.minutes, run.metrics, self.exit_code)
 
-        An error, unless of an update, leaves one as well before it is raised.
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self._started = time.perf_counter()
+        self._minutes_before = self.run.counters.minutes
+        self._mark = self._now()
+        self._trace = _Trace() if self.training.trace else None
+        return self
 
-        Returns:
-            How the run ended.
-
-        Raises:
-            NonFiniteError: a metric of the learner is NaN or infinite; no checkpoint is written
-                then, the earlier ones are kept.
-            CollectorError: the collector's process died, raised or hung.
-        """
-        self._start_clocks()
-        self._running = AsyncRunner(self.collector)
-        try:
-            with self._running:
-                try:
-                    self._train()
-                    self._finish(interrupted=self._running.stop.requested)
-                except Exception as error:
-                    if not self._updating:
-                        self._save_after(error)
-                    raise
-        except UnilabError:
-            # A policy of NaN fails in the environment first; the metrics know where it began.
-            self._drain_updates()
-            raise
-        finally:
-            self._close()
-        counters, stop = self.counters, self._running.stop
-        return RunResult(counters.frames, counters.minutes, self.metrics, stop.exit_code)
-
-    def _train(self) -> None:
-        span = self._running.span
-        for data in self._running:
-            with span("replay"):
-                self.rewards.update(data)
-                self.buffer.extend(data)
-            if len(self.buffer) >= self.learning_starts:
-                for _ in range(self.updates_per_step):
-                    with span("replay"):
-                        batch = self.rewards.normalize(self.buffer.sample())
-                    self._updating = True  # and half done, should it fail
-                    with span("update"):
-                        self._updates.append(self.learner.update(batch))
-                    self._updating = False
-            self._after_step(data)
+    def __iter__(self) -> Iterator[TensorDictBase]:
+        """Yields each batch to the loop's body, and logs, evaluates and saves between two."""
+        batches = super().__iter__()
+        while True:
+            with self._saving_on_error(), _timed("collect"):
+                data = next(batches, None)
+            if data is None:
+                return
+            with _timed("learn"):
+                yield data
+            with self._saving_on_error():
+                self._after_step(data)
             if self._time_is_up():
-                break
+                return
 
-    def _start_clocks(self) -> None:
-        now = time.perf_counter()
-        self._started = self._logged = now
-        self._minutes_before = self.counters.minutes
-        self._logged_frames = self.counters.frames
-        self._logged_updates = self.learner.update_count
+    def record(self, metrics: TensorDict) -> None:
+        """Keeps the metrics of one update for the next row, without waiting for the device."""
+        self._updates.append(metrics)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with ExitStack() as closing:
+            closing.callback(self._write_trace)
+            closing.callback(self.run.close)
+            closing.callback(super().__exit__, kind, error, trace)
+            if error is None:
+                with self._saving_on_error():
+                    self._finish()
 
     def _after_step(self, data: TensorDictBase) -> None:
+        before = self.run.counters.frames
+        self.run.advance(data.numel())
+        self._ticks += data.shape[1] if data.batch_dims > 1 else 1
         self._episodes.update(data)
-        before, self.counters.frames = self.counters.frames, self.counters.frames + data.numel()
-        if self.progress is not None:
-            self.progress.advance(data.numel())
-        if _crossed(self.eval_interval, before, self.counters.frames):
-            self._evaluate()
-        if _crossed(self.checkpoint_interval, before, self.counters.frames):
-            self._log()
+        if self._trace is not None:
+            self._trace.step()
+        evaluated, save = {}, self._crossed(self.training.checkpoint_interval, before)
+        if self.training.eval_interval and self._crossed(self.training.eval_interval, before):
+            evaluated = self._evaluate()
+        row_is_due = time.perf_counter() - self._mark.time >= self.training.log_interval_s
+        if evaluated or save or row_is_due:
+            self._log(evaluated)
+        if save:
             self._save()
-        elif time.perf_counter() - self._logged >= self.log_interval_s and self._metrics_at_hand():
-            self._log()
+
+    def _crossed(self, interval: int, before: int) -> bool:
+        return before // interval < self.run.counters.frames // interval
 
     def _time_is_up(self) -> bool:
-        if self.max_minutes is None:
-            return False
-        return (time.perf_counter() - self._started) / 60 >= self.max_minutes
+        limit = self.training.max_minutes
+        return limit is not None and self._minutes_passed() >= limit
 
-    def _finish(self, *, interrupted: bool) -> None:
-        if self.eval_interval and not interrupted and self._evaluated_at != self.counters.frames:
-            self._evaluate()
-        if self._evaluation or self._saved_at != self.counters.frames:
-            self._log()
-        if self._saved_at != self.counters.frames:
+    def _minutes_passed(self) -> float:
+        return (time.perf_counter() - self._started) / 60
+
+    def _finish(self) -> None:
+        frames = self.run.counters.frames
+        stopped = self.collection_stopped() or frames == self._evaluated_at
+        evaluated = {} if stopped else self._evaluate()
+        if evaluated or frames != self._mark.frames:
+            self._log(evaluated)
+        if frames != self._saved_at:
             self._save()
 
-    def _save_after(self, error: Exception) -> None:
-        """Keep what was learned until something failed, unless NaN made it fail."""
-        if isinstance(error, NonFiniteError) or isinstance(error.__cause__, NonFiniteError):
-            return
-        if self._saved_at != self.counters.frames:
-            try:
-                self._log()
-            except NonFiniteError:
-                raise
-            except Exception as again:  # it may be what failed before
-                error.add_note(f"The last metrics are not logged: {again}")
-            self._save()
-        if self.checkpointer is not None:
-            error.add_note(f"What was learned in {self.counters.frames} frames is saved.")
-
-    def _close(self) -> None:
-        if self.progress is not None:
-            self.progress.close()
-        if self.logger is not None:
-            self.logger.close()
-        if self.trace is not None:
-            write_trace(self.trace, self._running.latest_spans())
-
-    def _evaluate(self) -> None:
-        if self.evaluate is not None:
-            with self._running.span("evaluate"):
-                metrics = self._running.stop.cutting_short(self.evaluate)
-            if metrics is not None:
-                self._evaluation = metrics
-                self._evaluated_at = self.counters.frames
+    def _evaluate(self) -> dict[str, float]:
+        """Evaluation metrics; empty if there is no evaluation or a signal aborted it."""
+        if self.evaluate is None or self.training.eval_interval is None:
+            return {}
+        metrics = self.abort_on_stop(self.evaluate)
+        if metrics is None:
+            return {}
+        self._evaluated_at = self.run.counters.frames
+        return metrics
 
     def _save(self) -> None:
-        if self.checkpointer is not None:
-            with self._running.span("save"):
-                self.checkpointer.save(self.counters)
-        self._saved_at = self.counters.frames
+        self.run.counters.minutes = self._minutes_before + self._minutes_passed()
+        self.run.save()
+        self._saved_at = self.run.counters.frames
 
-    def _metrics_at_hand(self) -> bool:
-        return self.drain_metrics is None or self._running.metrics_at_hand()
+    @contextmanager
+    def _saving_on_error(self) -> Iterator[None]:
+        """Saves what was learned so far if an error ends the run, unless NaN caused it."""
+        try:
+            yield
+        except Exception as error:
+            # NaN weights first surface as an error of the environment: name the metric instead.
+            self._mean_updates()
+            if not any(isinstance(e, NonFiniteError) for e in (error, error.__cause__)):
+                self._save()
+                if self.run.checkpointer is not None:
+                    error.add_note(f"Saved a checkpoint at {self.run.counters.frames} frames.")
+            raise
 
-    def _log(self) -> None:
-        """Turns what has gathered since the last row into numbers, the only wait for the device."""
-        with self._running.span("log"):
-            self._log_row()
-
-    def _log_row(self) -> None:
-        now = time.perf_counter()
-        elapsed = now - self._logged
-        self.counters.minutes = self._minutes_before + (now - self._started) / 60
-        row = self._drain_updates()
+    def _log(self, evaluated: dict[str, float]) -> None:
+        """Writes a row of what has gathered since the last one; waits for the device."""
+        row = self._mean_updates()
         row["Train/return"], row["Train/episode_length"], episodes = self._episodes.drain()
         row["Train/episodes"] = episodes
         if self.drain_metrics is not None:
             row |= self.drain_metrics()
-        frames, updates = self.counters.frames, self.learner.update_count
-        row["Perf/steps_per_second"] = (frames - self._logged_frames) / elapsed
-        row["Perf/updates_per_second"] = (updates - self._logged_updates) / elapsed
-        row |= self._running.timings()
-        row["Perf/updates"] = updates
+        row |= self._timings()
+        row["Perf/updates"] = self.learner.update_count
         row["Perf/buffer_size"] = len(self.buffer)
-        row |= self._evaluation
-        self._evaluation = {}
-        if self.logger is not None:
-            self.logger.log(frames, self.counters.minutes, row)
-        self.metrics |= {tag: value for tag, value in row.items() if not math.isnan(value)}
-        if self.progress is not None:
-            self.progress.show(self.metrics)
-        self._logged, self._logged_frames, self._logged_updates = now, frames, updates
+        self.run.counters.minutes = self._minutes_before + self._minutes_passed()
+        self.run.log(row | evaluated)
 
-    def _drain_updates(self) -> dict[str, float]:
+    def _timings(self) -> dict[str, float]:
+        """Rates and times since the last row, which this one takes the place of."""
+        last, now = self._mark, self._now()
+        self._mark = now
+        ticks, seconds = now.ticks - last.ticks, now.time - last.time
+        row = {
+            "Perf/steps_per_second": (now.frames - last.frames) / seconds,
+            "Perf/updates_per_second": (now.updates - last.updates) / seconds,
+        }
+        spent = {name: s - last.spent.get(name, 0.0) for name, s in now.spent.items()}
+        collect, learn = spent["collect"], spent["learn"]
+        row["Perf/collect_share"] = collect / (collect + learn)
+        return row | {f"Perf/{name}_ms": 1e3 * spent[name] / ticks for name in spent}
+
+    def _now(self) -> _Mark:
+        seconds = timeit.todict(percall=False)
+        spent = {name: seconds.get(name, 0.0) for name in _TIMED}
+        frames, updates = self.run.counters.frames, self.learner.update_count
+        return _Mark(time.perf_counter(), frames, updates, self._ticks, spent)
+
+    def _mean_updates(self) -> dict[str, float]:
         """Means of the learner's metrics since the last row.
 
         Raises:
-            NonFiniteError: one of them is not a finite number.
+            NonFiniteError: one of them is NaN or infinite.
         """
         if not self._updates:
             return {}
         stacked: Any = TensorDict.maybe_dense_stack(self._updates)
+        self._updates.clear()
         names = list(stacked.keys())
         values = torch.stack([stacked.get(name).float() for name in names])
-        means, table = values.mean(1).tolist(), values.T.tolist()
-        self._updates.clear()
-        # The first update that went wrong says where it began: everything is NaN soon after.
-        for row in table:
+        # The first bad update names the cause: soon after, everything is NaN.
+        for row in values.T.tolist():
             bad = [name for name, value in zip(names, row, strict=True) if not math.isfinite(value)]
             if bad:
                 raise NonFiniteError(
-                    f"{', '.join(bad)} became NaN or infinite before {self.counters.frames} "
-                    "frames: lower the learning rate or look for NaN in the environment's rewards "
-                    "and observations; checkpoints before this are kept"
+                    f"{', '.join(bad)} became NaN or infinite before {self.run.counters.frames} "
+                    "frames: lower the learning rate, or look for NaN in the environment's rewards "
+                    "and observations; the checkpoints before this are kept"
                 )
-        return {_tag(name): value for name, value in zip(names, means, strict=True)}
+        return {_tag(name): mean for name, mean in zip(names, values.mean(1).tolist(), strict=True)}
+
+    def _write_trace(self) -> None:
+        if self._trace is not None and self.run.folder is not None:
+            self._trace.write(self.run.folder.trace_file)
 
 
-def _crossed(interval: int | None, before: int, after: int) -> bool:
-    return interval is not None and before // interval < after // interval
+class _Trace:
+    """Profiles this process in windows of 20 steps and keeps the last full one."""
+
+    def __init__(self) -> None:
+        self._windows: deque[Any] = deque(maxlen=2)
+        self._profiler = profile(
+            schedule=schedule(wait=0, warmup=1, active=_TRACED_TICKS),
+            on_trace_ready=lambda profiler: self._windows.append(profiler.profiler),
+        )
+        self._profiler.start()
+
+    def step(self) -> None:
+        self._profiler.step()
+
+    def write(self, path: Path) -> None:
+        """Writes a Chrome trace."""
+        self._profiler.stop()  # adds the last window, which is rarely full
+        if self._windows:
+            self._windows[0].export_chrome_trace(str(path))
+
+
+@contextmanager
+def _timed(name: str) -> Iterator[None]:
+    with timeit(name), record_function(name):
+        yield
 
 
 def _tag(name: str) -> str:

@@ -7,7 +7,7 @@ import math
 import torch
 from tensordict import TensorDict
 
-from unilab.trainers.episodes import EpisodeTracker
+from unilab.trainers.episode_tracker import EpisodeTracker
 
 
 def data(rewards: list[list[float]], dones: list[list[bool]]) -> TensorDict:

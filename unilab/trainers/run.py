@@ -1,0 +1,99 @@
+"""A training run on disk: its folder, metrics and checkpoints, opened in one call."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from unilab.record import MetricLogger, Progress, RunFolder, closing_summary
+from unilab.trainers.checkpoint import Checkpointer, Counters, Stateful
+
+if TYPE_CHECKING:
+    from unilab.trainers.config import TrainCfg
+    from unilab.trainers.runner import RunResult
+
+__all__ = ["Run"]
+
+
+@dataclass(kw_only=True)
+class Run:
+    """Where a run writes, and how far it is. Each writer is optional, for loops without it."""
+
+    folder: RunFolder | None = None
+    logger: MetricLogger | None = None
+    checkpointer: Checkpointer | None = None
+    progress: Progress | None = None
+    counters: Counters = field(default_factory=Counters)
+    metrics: dict[str, float] = field(default_factory=dict)
+    """The latest value of every metric."""
+
+    @classmethod
+    def open(
+        cls,
+        cfg: TrainCfg,
+        components: Mapping[str, Stateful],
+        *,
+        identity: Mapping[str, Any],
+        **resolved: Any,
+    ) -> Run:
+        """Makes the folder of a new run, or continues the run of ``training.resume``.
+
+        Args:
+            cfg: the run's configuration.
+            components: name -> object that checkpoints save; a resumed run restores them here.
+            identity: JSON values that must agree between checkpoint and run.
+            **resolved: further entries of ``run_config.json``.
+
+        Raises:
+            ConfigError: the folder cannot be used, or the run has all of its frames.
+            CheckpointError: the checkpoint is damaged or of another run; nothing has changed then.
+        """
+        training, total = cfg.training, cfg.algo.total_frames
+        folder = cfg.run_folder()
+        checkpointer = Checkpointer(
+            folder.checkpoints, components, identity=identity, keep=training.keep_checkpoints
+        )
+        counters = checkpointer.load() if training.resume else Counters()
+        cfg.algo.frames_left(counters.frames)  # raises before anything is written
+        logger = MetricLogger(folder, until_frames=counters.frames)
+        folder.write_config(cfg.to_dict(), **identity, **resolved)
+        return cls(
+            folder=folder,
+            logger=logger,
+            checkpointer=checkpointer,
+            progress=Progress(total, initial=counters.frames, max_minutes=training.max_minutes),
+            counters=counters,
+        )
+
+    def advance(self, frames: int) -> None:
+        """Counts environment steps."""
+        self.counters.frames += frames
+        if self.progress is not None:
+            self.progress.advance(frames)
+
+    def log(self, values: Mapping[str, float]) -> None:
+        """Writes one row of metrics and shows it."""
+        if self.logger is not None:
+            self.logger.log(self.counters.frames, self.counters.minutes, values)
+        self.metrics |= {tag: value for tag, value in values.items() if not math.isnan(value)}
+        if self.progress is not None:
+            self.progress.show(self.metrics)
+
+    def save(self) -> None:
+        """Writes a checkpoint."""
+        if self.checkpointer is not None:
+            self.checkpointer.save(self.counters)
+
+    def close(self) -> None:
+        """Closes the files and unlocks the folder."""
+        if self.progress is not None:
+            self.progress.close()
+        if self.logger is not None:
+            self.logger.close()
+
+    def summary(self, result: RunResult, *, total_frames: int) -> str:
+        """The text that says how far the run came and what to type next."""
+        assert self.folder is not None
+        return closing_summary(self.folder, result, total_frames=total_frames)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import unilab
 from unilab.data import RewardNormalizer, make_replay_buffer
 from unilab.modules import FlashSACActor, FlashSACCritic, FlashSACPolicy
 from unilab.objectives import FlashSACLoss
+from unilab.record import MetricLogger
 from unilab.trainers import (
     Checkpointer,
     Counters,
@@ -26,8 +27,10 @@ from unilab.trainers import (
     Interface,
     OffPolicyRunner,
     ReplayContents,
+    Run,
     run_identity,
 )
+from unilab.trainers.config import TrainingCfg
 
 NUM_ENVS = 4
 
@@ -84,16 +87,48 @@ class Session:
         self.collectors.append(collector)
         return itertools.islice(collector, ticks)
 
-    def runner(self, ticks: int, **kwargs: Any) -> OffPolicyRunner:
-        kwargs = {"checkpointer": self.checkpointer, "learning_starts": 32} | kwargs
-        return OffPolicyRunner(
-            self.collector(ticks), self.learner, self.buffer, self.rewards, **kwargs
-        )
+    def train(
+        self,
+        data: int | Iterable[TensorDictBase],
+        counters: Counters | None = None,
+        *,
+        learning_starts: int = 32,
+        updates_per_step: int = 1,
+        evaluate: Any = None,
+        drain_metrics: Any = None,
+        logger: MetricLogger | None = None,
+        progress: Any = None,
+        save: bool = True,
+        **training: Any,
+    ) -> Counters:
+        """The loop of examples/train_flashsac.py over a number of ticks, or over given data.
 
-    def train(self, ticks: int, counters: Counters | None = None, **kwargs: Any) -> Counters:
-        counters = counters if counters is not None else Counters()
-        self.runner(ticks, counters=counters, **kwargs).run()
-        return counters
+        ``runner`` is its runner afterwards, or when it has failed.
+        """
+        run = Run(
+            checkpointer=self.checkpointer if save else None,
+            logger=logger,
+            progress=progress,
+            counters=counters if counters is not None else Counters(),
+        )
+        self.runner = runner = OffPolicyRunner(
+            self.collector(data) if isinstance(data, int) else data,
+            self.learner,
+            self.buffer,
+            training=TrainingCfg(**training),
+            run=run,
+            evaluate=evaluate,
+            drain_metrics=drain_metrics,
+        )
+        with runner:
+            for batch in runner:
+                self.rewards.update(batch)
+                self.buffer.extend(batch)
+                if len(self.buffer) >= learning_starts:
+                    for _ in range(updates_per_step):
+                        sampled = self.rewards.normalize(self.buffer.sample())
+                        runner.record(self.learner.update(sampled))
+        return run.counters
 
     def state(self) -> dict[str, torch.Tensor]:
         """Every tensor and number that a checkpoint holds, by path, and torch's generator."""

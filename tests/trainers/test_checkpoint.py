@@ -46,7 +46,7 @@ def test_a_resumed_run_goes_on_bit_for_bit_from_fresh_episodes(session, differin
     for run, at in ((straight, counters), (resumed, resumed_counters)):
         resumed_rng = torch.get_rng_state()
         run.env.set_seed(7)
-        run.train(TICKS, at, checkpointer=None)
+        run.train(TICKS, at, save=False)
         states.append(run.state())
         torch.set_rng_state(resumed_rng)
 

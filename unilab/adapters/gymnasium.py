@@ -1,4 +1,4 @@
-"""Gymnasium's ``VectorEnv`` over one of our environments."""
+"""Adapter to Gymnasium's ``VectorEnv``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["GymnasiumVectorEnv"]
 
 
 class GymnasiumVectorEnv(VectorEnv):
-    """An environment for code that speaks Gymnasium's vector interface.
+    """A Gymnasium vector environment around one of ours.
 
     Observations are a ``Box`` of the ``obs`` group, or, where the environment has a ``critic``
     group, a ``Dict`` of both. An episode that ends is followed by the next one in the same step
@@ -28,13 +28,10 @@ class GymnasiumVectorEnv(VectorEnv):
     ``info["final_obs"]`` has the ended one's last, for the rows of ``info["_final_obs"]``.
 
     Args:
-        env: the environment, which belongs to the adapter from now on.
-        tensors: whether arrays are torch tensors on the environment's device instead of NumPy's.
-            ``final_obs`` is then one batch, whose other rows mean nothing, instead of an object
-            array with None in them.
-
-    Raises:
-        ConfigError: the environment is not one of ours.
+        env: the environment; the adapter closes it.
+        tensors: return torch tensors on the environment's device instead of NumPy arrays.
+            ``final_obs`` is then one batch, of which only the rows of ``_final_obs`` count, instead
+            of an object array with None in the other rows.
 
     >>> import unilab
     >>> from unilab.adapters import GymnasiumVectorEnv
@@ -51,8 +48,8 @@ class GymnasiumVectorEnv(VectorEnv):
     def __init__(self, env: Any, *, tensors: bool = False) -> None:
         if not isinstance(env, TorchEnv):
             raise ConfigError(
-                f"env is a {type(env).__name__}: give the environment that unilab.make returns, "
-                "without transforms"
+                f"env must be the environment of unilab.make, without transforms, got a "
+                f"{type(env).__name__}"
             )
         self.env = env
         self.tensors = tensors
@@ -78,28 +75,21 @@ class GymnasiumVectorEnv(VectorEnv):
         """Begin an episode in every environment, or in some.
 
         Args:
-            seed: seed of all environments together; None goes on with the random numbers.
-            options: ``reset_mask``, ``[num_envs]`` bool, says which; the others stay as they are.
-
-        Raises:
-            ConfigError: a seed that is not one integer from 0 to 2^32 - 1, other options, another
-                mask, or a mask before the first reset.
+            seed: one seed for all environments; None continues the random sequence.
+            options: ``reset_mask``, ``[num_envs]`` bool, selects the environments to reset.
         """
         if seed is not None:
             seed = to_seed(seed)
             super().reset(seed=seed)
             self.env.set_seed(seed, static_seed=True)
-        options = {} if options is None else options
-        if not isinstance(options, dict) or set(options) - {"reset_mask"}:
-            raise ConfigError(f"options are {options}: there is only 'reset_mask'")
-        mask = options.get("reset_mask")
-        if mask is None:
-            self._root = self.env.reset()
+        options = options or {}
+        if set(options) - {"reset_mask"}:
+            raise ConfigError(f"options must be only 'reset_mask', got {options}")
+        if "reset_mask" in options:
+            mask = torch.as_tensor(options["reset_mask"], device=self.env.device)
+            self._root = self.env.reset(self._begun().set("_reset", mask))
         else:
-            rows = self._tensor("reset_mask is", mask, (self.num_envs,))
-            if rows.dtype != torch.bool:
-                raise ConfigError(f"reset_mask has dtype {rows.dtype}: expected torch.bool")
-            self._root = self.env.reset(self._begun().set("_reset", rows))
+            self._root = self.env.reset()
         return self._observation(self._root), {}
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
@@ -107,46 +97,31 @@ class GymnasiumVectorEnv(VectorEnv):
 
         Args:
             actions: ``[num_envs, action_dim]``, within ``action_space``.
-
-        Raises:
-            ConfigError: there was no reset before, or none since a step failed once it had moved
-                the environments; or the actions are no numbers or have another shape.
         """
-        given = self._tensor("actions are", actions, self._action_shape, torch.float32)
+        given = torch.as_tensor(actions, dtype=torch.float32, device=self.env.device)
+        if given.shape != self._action_shape:
+            raise ConfigError(
+                f"actions must have shape {self._action_shape}, got {tuple(given.shape)}"
+            )
         root, steps = self._begun().set("action", given), self.env.common_step_counter
         try:
             data, self._root = self.env.step_and_maybe_reset(root)
         except BaseException:
             if self.env.common_step_counter > steps:
-                self._root = None  # whose episodes ended in this step, nobody was told
+                self._root = None  # the caller does not know which episodes ended in this step
             raise
         after = data["next"]
-        info = {}
-        if after["done"].any():
-            info = self._final(after)
+        info = self._final(after) if after["done"].any() else {}
         flags = (self._array(after[k].squeeze(-1)) for k in ("reward", "terminated", "truncated"))
         return (self._observation(self._root), *flags, info)
 
     def _begun(self) -> TensorDictBase:
-        """Where the episodes are."""
         if self._root is None:
-            raise ConfigError("the environments were not reset: call reset() first")
+            raise ConfigError("the environments need a reset first: call reset()")
         return self._root
 
-    def _tensor(
-        self, what: str, value: Any, shape: tuple[int, ...], dtype: torch.dtype | None = None
-    ) -> Tensor:
-        """What a caller gave as an array, if it has the shape."""
-        try:
-            given = torch.as_tensor(value, dtype=dtype, device=self.env.device)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise ConfigError(f"{what} {value!r}: expected an array of shape {shape}") from error
-        if given.shape != shape:
-            raise ConfigError(f"{what} of shape {tuple(given.shape)}: expected {shape}")
-        return given
-
     def _final(self, after: TensorDictBase) -> dict[str, Any]:
-        """What Gymnasium's info has of the episodes that ended."""
+        """Gymnasium's info about episodes that ended."""
         ended = self._array(after["done"].squeeze(-1))
         last = self._observation(after)
         if not self.tensors:

@@ -1,4 +1,4 @@
-"""RSL-RL's ``VecEnv`` over one of our environments."""
+"""Adapter to RSL-RL's ``VecEnv``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unilab.errors import ConfigError
 
 __all__ = ["RslRlVecEnv"]
 
-# Our observation groups, as RSL-RL's users know them.
+# Our observation groups and RSL-RL's names for them.
 _GROUPS = {"obs": "policy", "critic": "critic"}
 
 
@@ -25,12 +25,9 @@ class RslRlVecEnv(VecEnv):
     ``critic`` has no such group. The constructor resets the environment, which a runner never does.
 
     Args:
-        env: the environment, which belongs to the adapter from now on.
-        clip_actions: whether to bring actions within the environment's bounds, which RSL-RL's
-            policies do not know; False is for a task whose actions are not meant to have any.
-
-    Raises:
-        ConfigError: the environment is not one of ours, or does not say how long an episode is.
+        env: the environment; the adapter closes it.
+        clip_actions: clamp actions to the environment's bounds, which RSL-RL's policies do not
+            know.
 
     >>> import unilab
     >>> from unilab.adapters import RslRlVecEnv
@@ -42,15 +39,10 @@ class RslRlVecEnv(VecEnv):
     def __init__(self, env: Any, *, clip_actions: bool = True) -> None:
         if not isinstance(env, TorchEnv):
             raise ConfigError(
-                f"env is a {type(env).__name__}: give the environment that unilab.make returns, "
-                "without transforms"
+                f"env must be the environment of unilab.make, without transforms, got a "
+                f"{type(env).__name__}"
             )
-        length = getattr(env, "max_episode_length", None)
-        if length is None:
-            raise ConfigError(
-                f"{type(env).__name__} has no max_episode_length, which RSL-RL asks for: set it to "
-                "the control steps of an episode"
-            )
+        length: Any = env.max_episode_length
         self.env = env
         self.cfg: Any = getattr(env, "cfg", None)
         self.num_envs: int = env.num_envs
@@ -63,7 +55,7 @@ class RslRlVecEnv(VecEnv):
 
     @property
     def obs_groups(self) -> dict[str, list[str]]:
-        """What actor and critic read, for ``obs_groups`` of the runner's configuration.
+        """Groups of the actor and the critic, for ``obs_groups`` of the runner's configuration.
 
         The critic reads ``critic`` if the environment has it, else what the actor reads.
         """
@@ -80,15 +72,14 @@ class RslRlVecEnv(VecEnv):
         self.env.episode_length.copy_(value)
 
     def get_observations(self) -> TensorDict:
-        """The observations that the next actions answer, by RSL-RL's groups."""
+        """The current observations by RSL-RL's groups."""
         root = self._begun()
         groups = {_GROUPS[name]: root[name] for name in self.env.obs_groups_spec}
         return TensorDict(groups, batch_size=[self.num_envs], device=self.device)
 
     def _begun(self) -> TensorDictBase:
-        """Where the episodes are."""
         if self._root is None:
-            raise ConfigError("a step failed after it had moved the robots: call reset() first")
+            raise ConfigError("a step failed after physics had advanced: call reset() first")
         return self._root
 
     def reset(self) -> tuple[TensorDict, dict[str, Any]]:
@@ -104,20 +95,12 @@ class RslRlVecEnv(VecEnv):
 
         Returns:
             Observations after those resets; rewards ``[num_envs]``; dones ``[num_envs]`` int64; and
-            ``time_outs``, ``[num_envs]`` bool: the episodes that only ran out of time, which
-            RSL-RL bootstraps. When an episode ended, ``log`` has the means over those that did,
-            by our metrics' names.
-
-        Raises:
-            ConfigError: the actions are no float32 tensor of this shape.
+            extras: ``time_outs`` ``[num_envs]`` bool, the episodes that only ran out of time, which
+            RSL-RL bootstraps, and, when an episode ended, ``log``, the environment's metrics.
         """
-        if not isinstance(actions, Tensor) or actions.shape != self._shape:
-            is_a = type(actions).__name__
-            given = (
-                f"of shape {tuple(actions.shape)}" if isinstance(actions, Tensor) else f"a {is_a}"
-            )
+        if actions.shape != self._shape:  # clamping would broadcast one row to all
             raise ConfigError(
-                f"actions are {given}: expected a tensor of shape {tuple(self._shape)}"
+                f"actions must have shape {tuple(self._shape)}, got {tuple(actions.shape)}"
             )
         if self._bounds is not None:
             actions = torch.clamp(actions, self._bounds.low, self._bounds.high)
@@ -126,7 +109,7 @@ class RslRlVecEnv(VecEnv):
             data, self._root = self.env.step_and_maybe_reset(root)
         except BaseException:
             if self.env.common_step_counter > steps:
-                self._root = None  # whose episodes ended in this step, nobody was told
+                self._root = None  # the caller does not know which episodes ended in this step
             raise
         after = data["next"]
         dones = after["done"].squeeze(-1)
@@ -138,11 +121,7 @@ class RslRlVecEnv(VecEnv):
         return self.get_observations(), after["reward"].squeeze(-1), dones.long(), extras
 
     def seed(self, seed: int) -> int:
-        """Seed what is random in the environment; takes effect with the next draw.
-
-        Raises:
-            ConfigError: it is no integer from 0 to 2^32 - 1.
-        """
+        """Seed the environment; takes effect with the next draw."""
         self.env.set_seed(seed, static_seed=True)
         return seed
 

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: written at once or not at all, loaded whole or refused whole."""
+"""Checkpoints of a run: written atomically, loaded whole or refused whole."""
 
 from __future__ import annotations
 
@@ -19,15 +19,25 @@ from unilab.errors import CheckpointError
 from unilab.trainers.checkpoint_files import as_checkpoint, newest, read_identity, read_states
 from unilab.trainers.state_check import differences, state_problem
 
-__all__ = ["Checkpointer", "Counters", "EnvTrainingState", "ReplayContents"]
+__all__ = ["Checkpointer", "Counters", "EnvTrainingState", "ReplayContents", "Stateful"]
 
 _OPTIONAL = ("replay",)
 
 
 class Stateful(Protocol):
-    def state_dict(self) -> Any: ...
+    """A component of a checkpoint.
 
-    def load_state_dict(self, state: Any, /) -> Any: ...
+    Optionally with ``check_state(state) -> str``, which returns the reason why it cannot load a
+    state, or ``""``. By default a state is compared with the live one.
+    """
+
+    def state_dict(self) -> Any:
+        """Tensors, numbers and strings, nested in dicts, lists and tuples."""
+        ...
+
+    def load_state_dict(self, state: Any, /) -> Any:
+        """Continues from a state."""
+        ...
 
 
 @dataclass
@@ -41,30 +51,31 @@ class Counters:
 
     @staticmethod
     def check_state(state: Any) -> str:
-        """What is wrong with saved counters, or ``""``."""
+        """The reason why a saved state is invalid, or ``""``."""
         problem = state_problem(state, dataclasses.asdict(Counters()), "counters")
         if problem:
             return problem
-        fine = state and state["frames"] >= 0 and 0.0 <= state["minutes"] < math.inf
-        return "" if fine else f"counters are {state}, expected frames and minutes of at least 0"
+        if state and state["frames"] >= 0 and 0.0 <= state["minutes"] < math.inf:
+            return ""
+        return f"counters must have non-negative frames and minutes, got {state}"
 
 
 class Checkpointer:
     """Writes and restores the complete state of a run.
 
     A checkpoint is staged beside its destination and renamed into place, so an interrupted write
-    leaves the earlier ones as they were. Loading reads everything (``weights_only=True``: no code
-    in the file runs), compares it with the live objects, and only then touches them; if one of
-    them still refuses its state, all are put back.
+    keeps the earlier ones. Loading reads everything (``weights_only=True``: no code in the file
+    runs) and compares it with the live objects before it changes one of them. If a component then
+    still refuses its state, all are restored.
 
     Args:
         directory: the run's ``checkpoints/``.
-        components: name -> object with ``state_dict``/``load_state_dict``. The counters of the run
-            and the global random generators of Python, NumPy and torch are saved beside them. A
+        components: name -> object with ``state_dict`` and ``load_state_dict``. The counters of the
+            run and the global random generators of Python, NumPy and torch are saved as well. A
             component named ``replay`` may be absent from a checkpoint.
         identity: JSON values that must agree between checkpoint and run, such as the task and the
             widths of observations and actions.
-        keep: newest checkpoints to keep.
+        keep: number of checkpoints to keep; the oldest ones are deleted.
     """
 
     def __init__(
@@ -75,47 +86,43 @@ class Checkpointer:
         identity: Mapping[str, Any],
         keep: int = 3,
     ) -> None:
-        # The random generators come last: restoring another component must not advance them.
+        # Random generators last: restoring another component must not advance them.
         self._components: dict[str, Any] = {**components, "rng": GlobalRNGState()}
         self._identity = dict(identity)
         self._rotation = CheckpointRotation(directory, keep_last=keep)
 
     def save(self, counters: Counters) -> Path:
-        """Writes a checkpoint and drops the oldest ones.
+        """Writes a checkpoint and deletes the oldest ones.
 
         Args:
             counters: how far the run is; the frames name and order the checkpoints.
 
         Raises:
-            CheckpointError: it could not be written; the earlier ones are untouched.
+            CheckpointError: it could not be written; the earlier ones are unchanged.
         """
         states = {name: part.state_dict() for name, part in self._components.items()}
         states["counters"] = dataclasses.asdict(counters)
         metadata = {"identity": self._identity}
+        directory = self._rotation.directory
         try:
-            for stage in self._rotation.directory.glob(".*.stage-*"):  # of one that was killed
+            for stage in directory.glob(".*.stage-*"):  # left by a killed process
                 shutil.rmtree(stage)
             return self._rotation.save(
                 as_checkpoint(states), step=counters.frames, metadata=metadata
             )
         except (OSError, RuntimeError) as error:
             raise CheckpointError(
-                f"no checkpoint written to {self._rotation.directory} ({error}): free space or fix "
-                "its permissions; the last complete one is "
-                f"{self._rotation.latest() or 'none yet'}"
+                f"no checkpoint written to {directory} ({error}): free space or fix its "
+                f"permissions; the last complete one is {newest(directory) or 'none yet'}"
             ) from error
 
     def latest(self) -> Path:
-        """The newest checkpoint.
-
-        Raises:
-            CheckpointError: there is none.
-        """
+        """The newest checkpoint, even if it is damaged."""
         latest = newest(self._rotation.directory)
         if latest is None:
             raise CheckpointError(
-                f"{self._rotation.directory} holds no complete checkpoint: this run cannot be "
-                "continued, start a new one"
+                f"{self._rotation.directory} has no complete checkpoint, so that the run cannot "
+                "continue: start a new one"
             )
         return latest
 
@@ -129,8 +136,8 @@ class Checkpointer:
             How far the run was.
 
         Raises:
-            CheckpointError: the checkpoint is damaged, is of another run or network, or was
-                refused by a component. Nothing has changed then.
+            CheckpointError: the checkpoint is damaged, is of another run or network, or a component
+                refused it. Nothing has changed then.
         """
         path = Path(path) if path is not None else self.latest()
         states = self._read(path)
@@ -142,16 +149,10 @@ class Checkpointer:
     def _read(self, path: Path) -> dict[str, Any]:
         identity, names = read_identity(path)
         if identity != self._identity:
-            raise CheckpointError(
-                f"checkpoint {path} is of another run: {differences(identity, self._identity)}. "
-                "Nothing was loaded; resume with the configuration that the run was started with"
-            )
+            raise _unfit(path, differences(identity, self._identity))
         unknown = names - {*self._components, *_OPTIONAL, "counters"}
         if unknown:
-            raise CheckpointError(
-                f"checkpoint {path} does not fit this run: it holds {', '.join(sorted(unknown))} "
-                "as well, which nothing here takes up"
-            )
+            raise _unfit(path, f"this run has no component {', '.join(sorted(unknown))}")
         wanted = [n for n in self._components if n not in _OPTIONAL or n in names]
         return read_states(path, [*wanted, "counters"])
 
@@ -160,52 +161,45 @@ class Checkpointer:
         for name, state in states.items():
             check = getattr(live[name], "check_state", None)
             try:
-                problem = (
-                    check(state)
-                    if check is not None
-                    else state_problem(state, live[name].state_dict(), name)
-                )
-            except Exception as error:  # it looked for what every state of its kind has
-                problem = f"{name} is no state of its kind ({type(error).__name__}: {error})"
+                if check is not None:
+                    problem = check(state)
+                else:
+                    problem = state_problem(state, live[name].state_dict(), name)
+            except Exception as error:  # a check may index a state that has another structure
+                problem = f"{name} has an invalid state ({type(error).__name__}: {error})"
             if problem:
-                raise CheckpointError(
-                    f"checkpoint {path} does not fit this run: {problem}. Nothing was loaded; "
-                    "resume with the configuration that the run was started with"
-                )
+                raise _unfit(path, problem)
 
     def _apply(self, path: Path, states: Mapping[str, Any]) -> None:
-        # The replay buffer is large and checks its state itself, so it is not copied for rollback.
+        # No copy of the replay buffer, which is large: it checks its state before it changes.
         before = {
-            name: copy.deepcopy(self._components[name].state_dict())
-            for name in states
+            name: copy.deepcopy(part.state_dict())
+            for name, part in self._components.items()
             if name not in _OPTIONAL
         }
         try:
-            for name in self._components:
+            for name, part in self._components.items():
                 if name in states:
-                    self._components[name].load_state_dict(states[name])
+                    part.load_state_dict(states[name])
         except Exception as error:
-            stuck = [name for name, state in before.items() if not self._put_back(name, state)]
-            after = (
-                f"{', '.join(stuck)} did not take the state before either: start anew"
-                if stuck
-                else "Everything is as it was before"
-            )
-            raise CheckpointError(f"checkpoint {path} was refused ({error}). {after}") from error
+            for name, state in before.items():
+                self._components[name].load_state_dict(state)
+            raise CheckpointError(
+                f"checkpoint {path} was refused ({error}); nothing was loaded"
+            ) from error
 
-    def _put_back(self, name: str, state: Any) -> bool:
-        try:
-            self._components[name].load_state_dict(state)
-        except Exception:
-            # The error that matters is the one that made this necessary.
-            return False
-        return True
+
+def _unfit(path: Path, problem: str) -> CheckpointError:
+    return CheckpointError(
+        f"checkpoint {path} does not fit this run: {problem}. Nothing was loaded; resume with the "
+        "configuration that the run was started with"
+    )
 
 
 class EnvTrainingState:
-    """The part of an environment that outlives a run: its control-step counter.
+    """The saved part of an environment: its control-step counter.
 
-    Physics and episodes are not part of it; a resumed run starts with fresh episodes.
+    Physics and episodes are not saved; a resumed run starts new episodes.
 
     Args:
         env: publishes ``export_training_state`` and ``import_training_state``.
@@ -219,27 +213,18 @@ class EnvTrainingState:
         return dict(self._env.export_training_state())
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Hands the counters back to the environment."""
+        """Hands the counter to the environment, which checks it."""
         self._env.import_training_state(dict(state))
-
-    def check_state(self, state: Any) -> str:
-        """What is wrong with a saved state, or ``""``."""
-        if not isinstance(state, Mapping) or state.get("version") != 1:
-            return f"env training state must have version 1, got {state!r}"
-        steps = state.get("control_steps")
-        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
-            return f"env control_steps must be a non-negative integer, got {steps!r}"
-        return ""
 
 
 class ReplayContents:
-    """The filled rows of a TorchRL replay buffer with its cursor and sampling generator.
+    """The filled rows of a TorchRL replay buffer, its cursor and its sampling generator.
 
-    ``ReplayBuffer.dumps`` writes the storage at full capacity and may pickle; this writes the rows
-    that exist, as tensors, at the positions that they had, so that sampling continues exactly.
+    ``ReplayBuffer.dumps`` writes the storage at full capacity and may pickle. This writes only the
+    filled rows, as tensors, at their positions, so that sampling continues exactly.
 
     Args:
-        buffer: a buffer on a tensor storage, without prefetch.
+        buffer: a buffer with a tensor storage and without prefetch.
     """
 
     def __init__(self, buffer: ReplayBuffer) -> None:
@@ -259,7 +244,7 @@ class ReplayContents:
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Puts the rows back where they were."""
+        """Restores the rows at their positions."""
         length = saved["length"]
         self._buffer.empty()
         if length:
@@ -272,7 +257,7 @@ class ReplayContents:
         self._buffer.load_state_dict(state)
 
     def check_state(self, state: Any) -> str:
-        """What is wrong with a saved state, or ``""``."""
+        """The reason why a saved state is invalid, or ``""``."""
         capacity = self._buffer.storage.max_size
         if state["capacity"] != capacity:
             return f"replay capacity {state['capacity']} in the checkpoint, {capacity} here"

@@ -1,4 +1,4 @@
-"""One checkpoint on disk: a file for each component, read back as tensors or not at all."""
+"""One checkpoint on disk: a file and its SHA-256 for each component."""
 
 from __future__ import annotations
 
@@ -10,25 +10,14 @@ from typing import Any
 
 import torch
 from torchrl.checkpoint import Checkpoint, CheckpointAdapter
-from torchrl.checkpoint import CheckpointError as TorchRLCheckpointError
 
 from unilab.errors import CheckpointError, why_unreadable
 
 __all__ = ["as_checkpoint", "newest", "read_identity", "read_states"]
 
-_UNREADABLE = (
-    TorchRLCheckpointError,
-    OSError,
-    ValueError,
-    TypeError,
-    KeyError,
-    AttributeError,
-    RecursionError,
-)
-
 
 class _Payload:
-    """A state on its way to or from disk: keeps what is read away from the live objects."""
+    """A state to write or one that was read, apart from the live objects."""
 
     def __init__(self, state: Any = None) -> None:
         self.state = state
@@ -45,73 +34,55 @@ class _TorchFile(CheckpointAdapter):
 
     def save(self, component: _Payload, path: Path, **_: Any) -> Any:
         path.mkdir(parents=True)
+        file = path / "state.pt"
         try:
-            torch.save(component.state, path / "state.pt")
-            # Mapped, so that the tensors in it are not read again.
-            torch.load(path / "state.pt", map_location="cpu", mmap=True, weights_only=True)
+            torch.save(component.state, file)
+            # Can it be loaded? Memory-mapped, so that the tensors are not read again.
+            torch.load(file, map_location="cpu", mmap=True, weights_only=True)
         except (pickle.PickleError, TypeError, AttributeError) as error:
             raise CheckpointError(
-                f"no checkpoint written, for nothing could load it again: {path.name} holds more "
-                "than tensors, numbers and strings in lists and dicts; change what its state_dict "
-                "returns (of a module also get_extra_state)"
+                f"state_dict of {path.name} must hold only tensors, numbers and strings in dicts, "
+                "lists and tuples, or no checkpoint could be loaded again: change what it returns "
+                "(of a module also get_extra_state)"
             ) from error
-        (path / "state.sha256").write_text(_sha256(path / "state.pt"))
+        (path / "state.sha256").write_text(_sha256(file))
 
     def load(self, component: _Payload, path: Path, *, map_location: Any, **_: Any) -> Any:
-        if (path / "state.sha256").read_text() != _sha256(path / "state.pt"):
-            raise ValueError(f"{path / 'state.pt'} is not what was written")
-        component.state = torch.load(
-            path / "state.pt", map_location=map_location, weights_only=True
-        )
+        file = path / "state.pt"
+        if (path / "state.sha256").read_text() != _sha256(file):
+            raise ValueError(f"{file} differs from its SHA-256")
+        component.state = torch.load(file, map_location=map_location, weights_only=True)
 
 
 def as_checkpoint(states: Mapping[str, Any]) -> Checkpoint:
-    """The states as a TorchRL checkpoint, ready to be saved.
-
-    Args:
-        states: name -> tensors, numbers and strings, nested in dicts, lists and tuples.
-    """
+    """States by component name as a TorchRL checkpoint, ready to be saved."""
     return _bind({name: _Payload(state) for name, state in states.items()})
 
 
 def newest(directory: Path) -> Path | None:
-    """The checkpoint of the most frames in a run's ``checkpoints/``, damaged or not."""
-    found = directory.glob("checkpoint-*") if directory.is_dir() else ()
-    steps = {path: path.name.partition("-")[2] for path in found}
-    return max(
-        (path for path, step in steps.items() if step.isdecimal()),
-        key=lambda path: int(steps[path]),
-        default=None,
-    )
+    """The checkpoint of the most frames in a run's ``checkpoints/``.
+
+    ``CheckpointRotation.latest`` would silently pass over a damaged one.
+    """
+    found = sorted(directory.glob("checkpoint-" + 12 * "[0-9]"))
+    return found[-1] if found else None
 
 
 def read_identity(path: Path) -> tuple[Any, set[str]]:
-    """The identity that a checkpoint was saved with, and the names of its components.
-
-    Raises:
-        CheckpointError: it is damaged or is no checkpoint.
-    """
+    """The identity that a checkpoint was saved with, and the names of its components."""
     try:
         manifest = Checkpoint.manifest(path)
         return manifest["metadata"].get("identity"), set(manifest["components"])
-    except _UNREADABLE as error:
+    except Exception as error:
         raise _damaged(path, error) from error
 
 
 def read_states(path: Path, names: Collection[str]) -> dict[str, Any]:
-    """Components of a checkpoint, with their tensors on the CPU.
-
-    Args:
-        path: the checkpoint.
-        names: the components to read.
-
-    Raises:
-        CheckpointError: it is damaged, lacks one of them, or carries code.
-    """
+    """States by component name, with their tensors on the CPU."""
     payloads = {name: _Payload() for name in names}
     try:
         _bind(payloads).load(path, map_location="cpu")
-    except _UNREADABLE as error:
+    except Exception as error:
         raise _damaged(path, error) from error
     return {name: payload.state for name, payload in payloads.items()}
 
@@ -130,6 +101,6 @@ def _sha256(file: Path) -> str:
 
 def _damaged(path: Path, error: BaseException) -> CheckpointError:
     return CheckpointError(
-        f"checkpoint {path} is damaged or is no checkpoint ({why_unreadable(error)}): remove it to "
+        f"checkpoint {path} is damaged or not a checkpoint ({why_unreadable(error)}): remove it to "
         "continue from the one before, if there is one; otherwise start a new run"
     )

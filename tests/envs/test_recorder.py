@@ -1,20 +1,14 @@
-"""Recorders: whole episodes, row by row, leave as TensorDicts; in memory or in the run's folder."""
+"""Recorders: episodes as TensorDicts, in memory or in a folder."""
 
 from __future__ import annotations
 
-import shutil
-from dataclasses import replace
-
 import pytest
 import torch
-from envs.tables import ON_TWINS, act, assert_bitwise_equal, drive, twins, twins_cfg
+from envs.tables import ON_TWINS, act, assert_bitwise_equal, drive, twins
 
 from unilab.envs import (
-    ManagerBasedRlEnv,
-    NanGuardCfg,
     RecorderTermCfg,
     RecordingCfg,
-    RewardTermCfg,
     load_episodes,
     mdp,
 )
@@ -39,7 +33,7 @@ TRANSITIONS = {
 }
 
 
-def test_an_episode_holds_what_the_rollout_returned(tmp_path):
+def test_episodes_equal_the_rollout(tmp_path):
     env = twins(tmp_path, recorders=TRANSITIONS)
     data = drive(env, 12)
     episodes = env.recorder_manager.drain()
@@ -63,7 +57,7 @@ def test_an_episode_holds_what_the_rollout_returned(tmp_path):
     assert env.recorder_manager.drain() == []
 
 
-def test_each_mode_looks_at_its_moment(tmp_path):
+def test_modes_record_at_their_moment(tmp_path):
     """Physics as it is before and after the step, when an episode has begun and before it ends."""
     modes = ("pre_step", "post_step", "post_reset", "pre_reset")
     recorders = {mode: term(mdp.joint_pos_rel, mode, **ON_TWINS) for mode in modes}
@@ -102,7 +96,7 @@ def test_recorders_do_not_change_the_rollout(tmp_path):
     assert_bitwise_equal(drive(recorded, 12), drive(plain, 12))
 
 
-def test_only_rows_whose_episode_ends_leave(tmp_path):
+def test_a_reset_stores_the_episodes_of_its_rows(tmp_path):
     env = twins(tmp_path, recorders=TRANSITIONS)
     root = env.reset()
     for _ in range(3):
@@ -118,16 +112,13 @@ def test_only_rows_whose_episode_ends_leave(tmp_path):
     assert [e["steps"].shape[0] for e in (*broken_off, *left)] == [3, 3, 3, 3]
 
 
-# Bounds ------------------------------------------------------------------------------------------
-
-
 def test_the_first_environments_alone_can_be_recorded(tmp_path):
     env = twins(tmp_path, recorders=TRANSITIONS, recording=RecordingCfg(num_envs=2))
     drive(env, 5)
     assert [int(e["env_id"]) for e in env.recorder_manager.drain()] == [0, 1]
 
 
-def test_of_a_long_episode_the_first_steps_are_kept(tmp_path):
+def test_max_steps_keeps_the_first_steps(tmp_path):
     env = twins(tmp_path, recorders=TRANSITIONS, recording=RecordingCfg(max_steps=3))
     data = drive(env, 5)
     for episode in env.recorder_manager.drain():
@@ -135,8 +126,7 @@ def test_of_a_long_episode_the_first_steps_are_kept(tmp_path):
         assert torch.equal(episode["steps", "obs"], data[int(episode["env_id"]), :3]["obs"])
 
 
-def test_memory_is_bounded(tmp_path):
-    """By the episodes that were not drained, and for each environment by one episode."""
+def test_max_episodes_bounds_the_memory(tmp_path):
     recording = RecordingCfg(max_episodes=5, max_steps=4)
     env = twins(tmp_path, recorders=TRANSITIONS, recording=recording, terminations={})
     root = env.reset()
@@ -148,13 +138,9 @@ def test_memory_is_bounded(tmp_path):
     env.step(act(env, root))
     env.reset()
     assert len(env.recorder_manager.drain()) == 4
-    assert env.recorder_manager._steps["obs"].shape == (4, 5, 4)
 
 
-# On disk -----------------------------------------------------------------------------------------
-
-
-def test_a_run_keeps_its_episodes_in_its_folder(tmp_path):
+def test_episodes_go_to_the_output_folder(tmp_path):
     kept = twins(tmp_path, recorders=TRANSITIONS)
     data = drive(kept, 10)
     run = tmp_path / "run"
@@ -170,34 +156,14 @@ def test_a_run_keeps_its_episodes_in_its_folder(tmp_path):
     assert {p.name for p in run.iterdir()} == {"episodes"}
 
 
-def test_files_hold_tensors_and_json_alone(tmp_path):
-    env = into(tmp_path / "run", twins(tmp_path, recorders=TRANSITIONS))
-    drive(env, 5)
-    files = [p for p in (tmp_path / "run").rglob("*") if p.is_file()]
-    assert files
-    assert {p.suffix for p in files} == {".memmap", ".json"}
-
-
-def test_a_continued_run_numbers_on(tmp_path):
+def test_a_resumed_run_continues_the_numbers(tmp_path):
     for _ in range(2):
         drive(into(tmp_path, twins(tmp_path, recorders=TRANSITIONS)), 5)
     names = sorted(p.name for p in (tmp_path / "episodes").iterdir())
     assert names == [f"episode_{i:06d}" for i in range(8)]
 
 
-def test_episodes_that_somebody_removed_leave_a_gap(tmp_path):
-    drive(into(tmp_path, twins(tmp_path, recorders=TRANSITIONS)), 5)
-    folder = tmp_path / "episodes"
-    shutil.rmtree(folder / "episode_000001")
-    (folder / "episode_000003").rename(folder / "episode_1000000")
-    (folder / "episode_old").mkdir()
-    drive(into(tmp_path, twins(tmp_path, recorders=TRANSITIONS)), 5)
-    rows = [int(episode["env_id"]) for episode in load_episodes(folder)]
-    assert rows == [0, 2, 3, 0, 1, 2, 3]
-    assert (folder / "episode_1000004").is_dir()
-
-
-def test_a_folder_holds_no_more_than_its_bound(tmp_path):
+def test_max_episodes_bounds_the_folder(tmp_path):
     recording = RecordingCfg(max_episodes=6)
     for _ in range(2):
         env = twins(tmp_path, recorders=TRANSITIONS, recording=recording)
@@ -205,27 +171,18 @@ def test_a_folder_holds_no_more_than_its_bound(tmp_path):
     assert len(load_episodes(tmp_path / "episodes")) == 6
 
 
-def test_what_a_killed_process_left_is_no_episode(tmp_path):
+def test_a_partial_episode_is_ignored(tmp_path):
     folder = tmp_path / "episodes"
     left = folder / ".episode_000000.tmp"
     left.mkdir(parents=True)
     (left / "meta.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"no recorded episode in .*give a run's 'episod"):
+    with pytest.raises(ConfigError, match=str(folder)):
         load_episodes(folder)
     drive(into(tmp_path, twins(tmp_path, recorders=TRANSITIONS)), 5)
     assert len(load_episodes(folder)) == 4
 
 
-def test_dumps_of_the_guard_lie_in_the_same_folder(tmp_path):
-    env = into(tmp_path / "run", twins(tmp_path, nan_guard=NanGuardCfg(output_dir="nan")))
-    root = act(env, env.reset())
-    env.backend.get_state_views()["qvel"][0] = torch.nan
-    with pytest.raises(ArithmeticError):
-        env.step(root)
-    assert (tmp_path / "run" / "nan" / "nan_dump_0.pt").is_file()
-
-
-def test_an_episode_that_cannot_be_written_leaves_the_environment_as_it_was(tmp_path):
+def test_a_failed_write_leaves_the_environment_unchanged(tmp_path):
     env = into(tmp_path / "run", twins(tmp_path, recorders=TRANSITIONS))
     (tmp_path / "run").write_text("in the way")
     with pytest.raises(NotADirectoryError):
@@ -237,16 +194,7 @@ def test_an_episode_that_cannot_be_written_leaves_the_environment_as_it_was(tmp_
     assert all(e["steps"].batch_size == (5,) and e["truncated"] for e in episodes)
 
 
-@pytest.mark.parametrize("file", ["run", "run/episodes"])
-def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path, file):
-    (tmp_path / file).parent.mkdir(exist_ok=True)
-    (tmp_path / file).write_text("in the way")
-    env = twins(tmp_path, recorders=TRANSITIONS)
-    with pytest.raises(ConfigError, match=rf"cannot be written to .*: .*{file} is no folder"):
-        env.set_output_dir(str(tmp_path / "run"))
-
-
-def test_two_environments_may_write_to_one_folder(tmp_path):
+def test_two_environments_share_a_folder(tmp_path):
     envs = [into(tmp_path, twins(tmp_path, recorders=TRANSITIONS, seed=s)) for s in (0, 1)]
     for env in envs:
         drive(env, 10)
@@ -258,17 +206,7 @@ def test_two_environments_may_write_to_one_folder(tmp_path):
             assert_bitwise_equal(episode, expected)
 
 
-def test_two_environments_keep_the_bound_of_their_folder_together(tmp_path):
-    few = RecordingCfg(max_episodes=6)
-    for env in [
-        into(tmp_path, twins(tmp_path, recorders=TRANSITIONS, recording=few)) for _ in range(2)
-    ]:
-        drive(env, 5)
-    names = sorted(p.name for p in (tmp_path / "episodes").iterdir())
-    assert names == [f"episode_{i:06d}" for i in range(6)]
-
-
-def test_what_a_caller_does_to_a_step_is_not_recorded(tmp_path):
+def test_writing_into_a_returned_step_does_not_change_the_record(tmp_path):
     env = twins(tmp_path, recorders=TRANSITIONS | {"last": term(mdp.step_reward, "pre_reset")})
     spared = twins(tmp_path, recorders=env.cfg.recorders)
     for each in (env, spared):
@@ -285,69 +223,19 @@ def test_what_a_caller_does_to_a_step_is_not_recorded(tmp_path):
         assert_bitwise_equal(a, b)
 
 
-# What does not fit -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["../obs", "a/b", "", "a.b"])
-def test_a_name_that_is_no_file_name_is_refused(tmp_path, name):
-    with pytest.raises(ConfigError, match=r"recorder term .*: expected a name of letters and dig"):
+def test_bad_term_name_is_refused(tmp_path, name):
+    with pytest.raises(ConfigError, match="recorder"):
         twins(tmp_path, recorders={name: term(mdp.last_action, "pre_step")})
 
 
-def test_an_unknown_mode_names_the_nearest():
-    with pytest.raises(ConfigError, match="pre_step"):
-        term(mdp.last_action, "pre_steps")
-
-
 @pytest.mark.parametrize("name", ["num_envs", "max_steps", "max_episodes"])
-def test_a_recording_of_nothing_is_refused(name):
-    with pytest.raises(ConfigError, match=f"recording {name} is 0: give at least 1"):
+def test_bad_limit_is_refused(name):
+    with pytest.raises(ConfigError, match=name):
         RecordingCfg(**{name: 0})
-
-
-@pytest.mark.parametrize(
-    ("value", "given"), [(torch.zeros(3), r"torch.float32 of shape \(3,\)"), (1.0, "1.0")]
-)
-def test_a_term_that_does_not_fit_fails_at_construction(tmp_path, value, given):
-    with pytest.raises(
-        ConfigError, match=rf"recorder term 'bad' returned {given}: expected \[num_envs, ...\]"
-    ):
-        twins(tmp_path, recorders={"bad": term(lambda env: value, "post_step")})
 
 
 def test_an_unknown_observation_group_fails_at_construction(tmp_path):
     bad = {"obs": term(mdp.policy_observation, "pre_step", group="critc")}
-    with pytest.raises(ConfigError, match="no observation group 'critc'"):
+    with pytest.raises(ConfigError, match="critc"):
         twins(tmp_path, recorders=bad)
-
-
-def test_the_table_tells_what_is_recorded_and_where(tmp_path):
-    assert "\nrecorders" in twins(tmp_path).describe()
-    env = into(tmp_path, twins(tmp_path, recorders=TRANSITIONS))
-    lines = env.describe().splitlines()
-    assert f"recorders (4 environments, 1000 episodes in {tmp_path / 'episodes'})" in lines
-    assert any(line.split() == ["next_obs", "post_step"] for line in lines)
-
-
-def test_a_task_without_rewards_records_zeros(tmp_path):
-    cfg = replace(twins_cfg(tmp_path), rewards={}, recorders=TRANSITIONS)
-    env = ManagerBasedRlEnv(cfg, num_envs=4, seed=0)
-    drive(env, 5)
-    assert not env.recorder_manager.drain()[0]["steps", "reward"].any()
-
-
-def test_a_recorder_that_reads_what_nobody_declared_fails_at_construction(tmp_path):
-    def torque(env):
-        return env.scene["twins"].data.joint_torque
-
-    with pytest.raises(ConfigError, match=r"decorate the term with @reads\('joint_torque'\)"):
-        twins(tmp_path, recorders={"torque": term(torque, "post_step")})
-
-
-def test_rewards_may_be_recorded_term_by_term(tmp_path):
-    recorders = {"still": term(mdp.joint_vel_l2, "post_step", **ON_TWINS)}
-    rewards = {"still": RewardTermCfg(func=mdp.joint_vel_l2, weight=-1.0, params=ON_TWINS)}
-    env = twins(tmp_path, recorders={**TRANSITIONS, **recorders}, rewards=rewards)
-    drive(env, 5)
-    steps = env.recorder_manager.drain()[0]["steps"]
-    torch.testing.assert_close(steps["reward"], -steps["still"] * env.step_dt)

@@ -7,17 +7,11 @@ from tensordict import TensorDict
 from torchrl.collectors import Collector
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from torchrl.envs import EnvBase, RewardSum, StepCounter, TransformedEnv, check_env_specs
-from torchrl.envs.transforms import Compose, InitTracker, ObservationNorm
-
-import unilab
+from torchrl.envs.transforms import Compose, InitTracker
 
 
-@pytest.mark.parametrize("task", unilab.registry.names())
-@pytest.mark.parametrize("num_envs", [1, 3])
-def test_c5_every_task_passes_check_env_specs(task, num_envs):
-    env = unilab.make(task, num_envs=num_envs, seed=0, overrides={"num_threads": 1})
-    check_env_specs(env)
-    env.close()
+def test_c1_passes_check_env_specs(tmp_path):
+    check_env_specs(twins(tmp_path))
 
 
 def test_rollout_gives_one_row_an_environment_and_one_column_a_step(tmp_path):
@@ -31,14 +25,10 @@ def test_rollout_gives_one_row_an_environment_and_one_column_a_step(tmp_path):
     assert data["next", "truncated"][0, :, 0].nonzero().flatten().tolist() == [4, 9]
 
 
-def test_an_environment_prints_its_sizes():
-    env = unilab.make("pendulum_swingup", num_envs=2, seed=0)
-    assert repr(env) == "ManagerBasedRlEnv(num_envs=2, obs=3, action=1, device=cpu)"
+def test_repr_shows_the_sizes(tmp_path):
+    env = twins(tmp_path, num_envs=2)
+    assert repr(env) == "ManagerBasedRlEnv(num_envs=2, obs=4, action=2, device=cpu)"
     assert repr(env) in repr(TransformedEnv(env, StepCounter()))
-
-
-def test_rollout_stops_at_the_first_done(tmp_path):
-    assert twins(tmp_path).rollout(100).shape == (4, 5)
 
 
 def test_the_collector_runs_over_resets_into_a_replay_buffer():
@@ -71,19 +61,8 @@ def test_transforms_see_episodes_begin_and_end(tmp_path):
     torch.testing.assert_close(sums[:, 9], data["next", "reward"][:, 5:10].sum(1))
 
 
-def test_observations_may_be_transformed(tmp_path):
-    norm = ObservationNorm(loc=1.0, scale=2.0, in_keys=["obs"], standard_normal=False)
-    env, plain = TransformedEnv(twins(tmp_path), norm), twins(tmp_path)
-    torch.manual_seed(0)
-    seen = env.rollout(11, break_when_any_done=False)
-    torch.manual_seed(0)
-    raw = plain.rollout(11, break_when_any_done=False)
-    for key in ("obs", ("next", "obs")):
-        torch.testing.assert_close(seen[key], raw[key] * 2.0 + 1.0)
-
-
 @pytest.mark.parametrize("extra", [False, True])
-def test_the_own_loop_body_gives_what_torchrls_gives(extra):
+def test_step_and_maybe_reset_equals_torchrls(extra):
     """Falls end single rows, time limits end all."""
     results = []
     for body in (type(go2())._step_and_maybe_reset, EnvBase._step_and_maybe_reset):
@@ -106,7 +85,7 @@ def test_the_own_loop_body_gives_what_torchrls_gives(extra):
             assert_bitwise_equal(mine, other)
 
 
-def test_what_goes_beyond_plain_tensors_is_left_to_torchrl(tmp_path):
+def test_nested_entries_go_through_torchrls_loop_body(tmp_path):
     env = twins(tmp_path)
     root = env.reset().set("action", torch.zeros(4, 2)).set(("mine", "deep"), torch.ones(4, 1))
     data, root = env.step_and_maybe_reset(root)

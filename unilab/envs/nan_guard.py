@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from unilab.backends import MujocoBackend, SimBackend
-from unilab.checks import check_fields
+from unilab.checks import Count, check_fields
 from unilab.envs.transaction import StagedWrite
 from unilab.errors import ConfigError, NonFiniteError, why_unreadable
 
@@ -28,16 +28,13 @@ class NanGuardCfg:
 
     output_dir: str | Path
     """Folder for the dump, below the environment's output folder."""
-    buffer_size: int = 100
+    buffer_size: Count = 100
     """Control steps in the dump."""
-    max_envs_to_dump: int = 5
+    max_envs_to_dump: Count = 5
     """Environments in the dump."""
 
     def __post_init__(self) -> None:
         check_fields(self, "nan_guard")
-        for name in ("buffer_size", "max_envs_to_dump"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"nan_guard.{name} must be at least 1, got {getattr(self, name)}")
 
 
 class _Overwritten:

@@ -1,4 +1,4 @@
-"""Where episodes end and begin: what terms, transforms and other rows see of it."""
+"""What terms, transforms and other rows see of the beginning and end of episodes."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class smoothed(ManagerTermBase):
         self.value[env_ids] = 0.0
 
 
-def test_what_begins_an_episode_sees_where_it_begins(tmp_path):
+def test_reset_of_terms_sees_the_new_state(tmp_path):
     env = twins(
         tmp_path,
         commands={"goal": GoalCfg()},
@@ -115,8 +115,7 @@ def test_what_begins_an_episode_sees_where_it_begins(tmp_path):
     assert env.terms[2].name == "travelled"
 
 
-def test_a_reset_goes_unnoticed_in_the_memory_of_other_rows(tmp_path):
-    """C9: also in that of a term which advances when it is called."""
+def test_c9_a_reset_does_not_change_the_memory_of_other_rows(tmp_path):
     terms = {"slow": ObservationTermCfg(func=smoothed, params=ON_TWINS)}
     runs = []
     for resets in (False, True):
@@ -134,7 +133,7 @@ def test_a_reset_goes_unnoticed_in_the_memory_of_other_rows(tmp_path):
     assert torch.equal(*runs)
 
 
-def test_rows_by_their_numbers_keep_what_other_rows_had_come_to(tmp_path):
+def test_env_ids_keep_the_flags_of_other_rows(tmp_path):
     env = twins(tmp_path, terminations={"now": TerminationTermCfg(func=mdp.time_out)})
     root = env.reset()
     for _ in range(5):
@@ -148,7 +147,7 @@ def test_rows_by_their_numbers_keep_what_other_rows_had_come_to(tmp_path):
     assert not env.reset()["done"].any()
 
 
-def test_rows_by_their_numbers_are_refused_through_transforms_which_would_reset_all(tmp_path):
+def test_transforms_take_a_mask_and_no_env_ids(tmp_path):
     env = TransformedEnv(twins(tmp_path), Compose(InitTracker(), StepCounter(), RewardSum()))
     root = env.reset()
     root = env.step(act(env, root))["next"]
@@ -159,7 +158,7 @@ def test_rows_by_their_numbers_are_refused_through_transforms_which_would_reset_
     assert again["step_count"].flatten().tolist() == [0, 1, 1, 1]
 
 
-def test_the_seed_brings_back_the_random_phase_of_the_first_episodes(tmp_path):
+def test_set_seed_redraws_the_first_episode_lengths(tmp_path):
     env = twins(tmp_path, num_envs=32, episode_length_s=1.0, init_at_random_ep_len=True)
     env.reset()
     env.set_seed(5)
@@ -173,7 +172,7 @@ def test_the_seed_brings_back_the_random_phase_of_the_first_episodes(tmp_path):
     assert torch.equal(env.episode_length, first)
 
 
-def test_action_0_is_the_home_pose_whatever_the_keyframe_says_of_controls(tmp_path):
+def test_action_zero_is_the_home_pose_whatever_the_keyframes_controls(tmp_path):
     servos = TWINS_XML.replace("<motor", '<position kp="5"').replace(' ctrl="0.1 -0.1"', "")
     cfg = twins_cfg(tmp_path, actions={"pose": mdp.JointPositionActionCfg(scale=0.5)})
     Path(cfg.scene.model).write_text(servos)

@@ -1,4 +1,4 @@
-"""One step, one reset: terminal observations, partial resets, time limits (0011-C3 to C10)."""
+"""Steps and resets: terminal observations, partial resets, time limits (0011-C3 to C10)."""
 
 import copy
 import pickle
@@ -26,7 +26,7 @@ def fallen(env, row=2, height=0.12):
     env.backend.get_state_views()["qpos"][row, 2] = height
 
 
-def test_a_done_row_keeps_its_terminal_observation_and_the_root_is_post_reset():
+def test_c8_next_of_a_done_row_is_terminal_and_the_root_is_post_reset():
     env = go2()
     root = act(env, env.reset())
     fallen(env)
@@ -40,8 +40,8 @@ def test_a_done_row_keeps_its_terminal_observation_and_the_root_is_post_reset():
             assert torch.equal(data["next", key][row], root[key][row])
 
 
-def test_the_terminal_observation_is_that_of_the_terminal_state():
-    """Bit for bit what an environment shows that ends for no reason."""
+def test_c8_terminal_observation_shows_the_terminal_state():
+    """The same, bit for bit, as in an environment where the episode does not end."""
     endless = {"time_out": TerminationTermCfg(func=mdp.time_out, time_out=True)}
     ending, going_on = go2(), go2(terminations=endless)
     nexts = []
@@ -54,7 +54,7 @@ def test_the_terminal_observation_is_that_of_the_terminal_state():
         assert torch.equal(nexts[0][key], nexts[1][key]), key
 
 
-def test_what_was_returned_is_never_written_again():
+def test_c3_returned_tensors_are_never_overwritten():
     env = go2(4, episode_length_s=0.06)  # every third step ends all episodes
     draw = torch.Generator().manual_seed(0)
     root = env.reset()
@@ -73,7 +73,7 @@ def test_what_was_returned_is_never_written_again():
             assert torch.equal(td[key], then[key]), key
 
 
-def test_a_partial_reset_leaves_the_other_rows_bitwise_untouched():
+def test_c9_a_partial_reset_leaves_other_rows_bitwise_unchanged():
     env = go2()
     root = drive(env, 6)[:, -1]["next"].exclude("reward")
     before, physics = root.clone(), physics_state(env)
@@ -94,7 +94,7 @@ def test_a_partial_reset_leaves_the_other_rows_bitwise_untouched():
     assert not env.action_manager.action[reset].any()
 
 
-def test_a_neighbours_reset_does_not_change_a_rows_future():
+def test_c9_a_reset_does_not_change_the_future_of_other_rows():
     futures = []
     for fall in (False, True):
         env = go2(terminations={})
@@ -126,8 +126,7 @@ def test_bad_reset_mask_is_refused(tmp_path, mask):
         env.reset(root)
 
 
-def test_rows_may_be_named_in_any_order(tmp_path):
-    """0011-C14: the same as their mask."""
+def test_c14_env_ids_equal_their_mask_in_any_order(tmp_path):
     by_rows, by_mask = twins(tmp_path), twins(tmp_path)
     for env in (by_rows, by_mask):
         drive(env, 3)
@@ -146,7 +145,7 @@ def test_rows_may_be_named_in_any_order(tmp_path):
     torch.testing.assert_close(every["obs"][:, :2], pos.float(), rtol=0, atol=1e-6)
 
 
-def test_a_bare_mask_is_answered_with_every_rows_flags(tmp_path):
+def test_reset_with_a_bare_mask_returns_all_flags(tmp_path):
     env = twins(tmp_path)
     root = env.reset()
     env.episode_length[2:] = 4
@@ -161,12 +160,12 @@ def test_a_bare_mask_is_answered_with_every_rows_flags(tmp_path):
 
 
 @pytest.mark.parametrize("how", [copy.deepcopy, pickle.dumps])
-def test_an_environment_is_neither_copied_nor_sent(tmp_path, how):
+def test_an_environment_cannot_be_copied_or_pickled(tmp_path, how):
     with pytest.raises(TypeError, match="ManagerBasedRlEnv"):
         how(twins(tmp_path))
 
 
-def test_no_row_may_be_named(tmp_path):
+def test_reset_of_no_env_ids(tmp_path):
     env = twins(tmp_path)
     root = env.reset()
     assert torch.equal(env.reset(env_ids=torch.zeros(0).long())["obs"], root["obs"])
@@ -201,12 +200,12 @@ def test_rows_and_a_mask_together_are_refused(tmp_path):
         env.reset(root, env_ids=torch.tensor([1]))
 
 
-def test_a_reset_is_told_nothing_that_it_does_not_know(tmp_path):
+def test_unknown_reset_argument_is_refused(tmp_path):
     with pytest.raises(TypeError, match="env_idx"):
         twins(tmp_path).reset(env_idx=torch.tensor([1]))
 
 
-def test_a_time_limit_truncates_at_its_last_step_and_does_not_terminate(tmp_path):
+def test_c10_a_time_limit_truncates_at_its_last_step(tmp_path):
     env = twins(tmp_path)
     assert env.max_episode_length == 5
     data = drive(env, 11)["next"]
@@ -215,7 +214,7 @@ def test_a_time_limit_truncates_at_its_last_step_and_does_not_terminate(tmp_path
     assert torch.equal(data["done"], data["truncated"])
 
 
-def test_a_failure_terminates_and_does_not_truncate():
+def test_c4_a_failure_terminates_and_does_not_truncate():
     env = go2()
     root = act(env, env.reset())
     fallen(env)
@@ -224,7 +223,7 @@ def test_a_failure_terminates_and_does_not_truncate():
     assert not data["truncated"].any()
 
 
-def test_a_failure_at_the_time_limit_is_both():
+def test_c4_a_failure_at_the_time_limit_is_both():
     env = go2(episode_length_s=0.04)  # 2 steps
     data, root = env.step_and_maybe_reset(act(env, env.reset()))
     assert not data["next", "done"].any()
@@ -247,8 +246,7 @@ def test_drained_metrics_have_the_milliseconds_of_a_control_step(tmp_path):
     assert env.drain_metrics() == {}
 
 
-def test_a_step_without_reset_goes_on_from_the_terminal_state():
-    """TorchRL's plain ``step`` resets nothing: that is the caller's choice."""
+def test_plain_step_continues_from_the_terminal_state():
     env = go2()
     root = act(env, env.reset())
     fallen(env)
@@ -316,19 +314,18 @@ def test_c25_bad_training_state_is_refused_whole(tmp_path, state, name):
     assert env.export_training_state() == {"version": 1, "control_steps": 3}
 
 
-def test_closing_twice_is_harmless_and_a_closed_environment_says_so(tmp_path):
+def test_c26_close_twice_and_a_closed_environment_is_refused(tmp_path):
     env = twins(tmp_path)
     root = act(env, env.reset())
     env.close()
     env.close()
-    with pytest.raises(EnvFaultedError, match="the environment is closed: make a new one"):
+    with pytest.raises(EnvFaultedError, match="closed"):
         env.step(root)
-    with pytest.raises(EnvFaultedError, match="the environment is closed: make a new one"):
+    with pytest.raises(EnvFaultedError, match="closed"):
         env.reset()
 
 
-def test_the_order_of_a_step_is_physics_terminations_rewards_observations(tmp_path):
-    """0011-C7: terminations see the new state, rewards the terminations, observations the state."""
+def test_c7_order_of_a_step(tmp_path):
     env = twins(tmp_path, events={})
     views = env.backend.get_state_views()
     root = act(env, env.reset(), 0.4)
@@ -342,7 +339,7 @@ def test_the_order_of_a_step_is_physics_terminations_rewards_observations(tmp_pa
 
 
 @pytest.mark.parametrize("how", ["step", "step_and_maybe_reset", "reset"])
-def test_what_a_caller_does_to_what_it_was_given_changes_nothing(tmp_path, how):
+def test_writing_into_returned_tensors_changes_nothing(tmp_path, how):
     env, spared = twins(tmp_path), twins(tmp_path)
     partial = []
     for each in (env, spared):
@@ -363,7 +360,7 @@ REMEMBERING = {"delay_min_lag": 1, "delay_max_lag": 2, "delay_update_period": 1}
 
 
 @pytest.mark.parametrize("inside", ["make", "reset", "step", "loop"])
-def test_the_callers_inference_mode_does_not_matter(tmp_path, inside):
+def test_inference_mode_of_the_caller_does_not_matter(tmp_path, inside):
     position = ObservationTermCfg(
         func=mdp.joint_pos_rel, params=ON_TWINS, history_length=3, **REMEMBERING
     )
@@ -388,7 +385,7 @@ def test_the_callers_inference_mode_does_not_matter(tmp_path, inside):
     assert torch.equal(*rollouts)
 
 
-def test_no_gradients_are_kept_though_the_caller_asks_for_them(tmp_path):
+def test_outputs_have_no_gradients(tmp_path):
     env = twins(tmp_path)
     root = env.reset().set("action", torch.zeros(4, 2, requires_grad=True))
     for td in env.step_and_maybe_reset(root):

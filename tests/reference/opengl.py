@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from unilab.errors import CapabilityError
-from unilab.record.opengl import offscreen_context
+from unilab.record.renderer import offscreen_context
 
 
 def _why_not() -> str:

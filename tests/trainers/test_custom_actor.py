@@ -23,7 +23,7 @@ from unilab.modules import (
     build_actor,
 )
 from unilab.objectives import FlashSACLoss
-from unilab.record.schema import FAMILIES, metric
+from unilab.record.metrics import FAMILIES, metric
 from unilab.trainers import Counters, FlashSACLearner, compilation
 
 PLAIN = "reference.actors:PlainActor"

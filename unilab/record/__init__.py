@@ -7,10 +7,9 @@ from unilab.record.console import (
     running_program,
     started_as,
 )
-from unilab.record.metrics import MetricLogger, ProgressCsv
+from unilab.record.metrics import Metric, MetricLogger, ProgressCsv, metric
 from unilab.record.plot import plot_learning_curve
 from unilab.record.run_folder import RunFolder, package_versions
-from unilab.record.schema import Metric, metric
 from unilab.record.video import VideoWriter
 
 __all__ = [

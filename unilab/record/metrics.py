@@ -1,4 +1,4 @@
-"""Where scalars go: a wide CSV for people, TensorBoard for curves, both behind one schema check."""
+"""Metrics of a run: the schema of tags, and the writer of progress.csv and TensorBoard."""
 
 from __future__ import annotations
 
@@ -8,66 +8,145 @@ import math
 import os
 import weakref
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from torchrl.record.loggers import TensorboardLogger
 
-from unilab.errors import ConfigError
+from unilab.errors import ConfigError, did_you_mean
 from unilab.record.run_folder import RunFolder, unwritable, write_whole
-from unilab.record.schema import metric
 
-__all__ = ["MetricLogger", "ProgressCsv"]
+__all__ = ["FAMILIES", "METRICS", "Metric", "MetricLogger", "ProgressCsv", "metric"]
 
-INDEX = ("frames", "minutes")
-"""First columns of progress.csv: environment steps taken and training time spent."""
+
+@dataclass(frozen=True)
+class Metric:
+    """One scalar, or a family of scalars if the tag ends with ``/`` or ``_``."""
+
+    tag: str
+    """Name in TensorBoard and column in progress.csv."""
+    unit: str
+    """Unit of the value; ``1`` for a plain number."""
+    aggregation: Literal["mean", "last", "rate"]
+    """How the values between two rows become one: their mean, the last one, or count over time."""
+    owner: str
+    """Module that computes the value."""
+
+
+_RUNNER = "unilab.trainers.runner"
+_LEARNER = "unilab.trainers.learner"
+_EVALUATION = "unilab.trainers.evaluation"
+_ENV = "unilab.envs"
+
+METRICS: dict[str, Metric] = {
+    entry.tag: entry
+    for entry in (
+        Metric("Train/return", "reward", "mean", _RUNNER),
+        Metric("Train/episode_length", "control step", "mean", _RUNNER),
+        Metric("Train/episodes", "episode", "last", _RUNNER),
+        Metric("Perf/steps_per_second", "frame/s", "rate", _RUNNER),
+        Metric("Perf/updates_per_second", "update/s", "rate", _RUNNER),
+        Metric("Perf/updates", "update", "last", _RUNNER),
+        Metric("Perf/buffer_size", "transition", "last", _RUNNER),
+        Metric("Perf/collect_ms", "ms a control step", "mean", _RUNNER),
+        Metric("Perf/learn_ms", "ms a control step", "mean", _RUNNER),
+        Metric("Perf/update_ms", "ms a control step", "mean", _RUNNER),
+        Metric("Perf/collect_share", "share of time", "mean", _RUNNER),
+        Metric("Perf/physics_ms", "ms a control step", "mean", _ENV),
+        Metric("Perf/managers_ms", "ms a control step", "mean", _ENV),
+        Metric("Perf/reset_ms", "ms a control step", "mean", _ENV),
+        Metric("Perf/env_step_ms", "ms a control step", "mean", "unilab.collectors.process"),
+        Metric("Perf/env_wait_share", "share of time", "mean", "unilab.collectors.process"),
+        Metric("Loss/actor", "1", "mean", _LEARNER),
+        Metric("Loss/qvalue", "nat", "mean", _LEARNER),
+        Metric("Loss/alpha", "1", "mean", _LEARNER),
+        Metric("Policy/alpha", "1", "mean", _LEARNER),
+        Metric("Policy/entropy", "nat", "mean", _LEARNER),
+        Metric("Critic/q_mean", "normalised reward", "mean", _LEARNER),
+        Metric("Eval/return", "reward", "mean", _EVALUATION),
+        Metric("Eval/episode_length", "control step", "mean", _EVALUATION),
+        Metric("Eval/terminated", "share of episodes", "mean", _EVALUATION),
+    )
+}
+"""Scalars by their full tag."""
+
+FAMILIES: dict[str, Metric] = {
+    family.tag: family
+    for family in (
+        Metric("Loss/aux_", "1", "mean", "the actor's own losses"),
+        Metric("Episode_Reward/", "reward/s", "mean", _ENV),
+        Metric("Episode_Termination/", "share", "mean", _ENV),
+        Metric("Metrics/", "1", "mean", _ENV),
+        Metric("Curriculum/", "1", "last", _ENV),
+        Metric("Eval/Episode_Reward/", "reward/s", "mean", _ENV),
+        Metric("Eval/Episode_Termination/", "share", "mean", _ENV),
+        Metric("Eval/Metrics/", "1", "mean", _ENV),
+        Metric("Eval/Curriculum/", "1", "last", _ENV),
+    )
+}
+"""Open families by prefix: terms of a task, auxiliary losses of an actor."""
+
+
+def metric(tag: str) -> Metric:
+    """The schema's entry for a tag; for a tag in an open family, the family's.
+
+    Args:
+        tag: e.g. ``"Loss/actor"`` or, in a family, ``"Episode_Reward/track_lin_vel"``.
+    """
+    if tag in METRICS:
+        return METRICS[tag]
+    for prefix, family in FAMILIES.items():
+        if tag.startswith(prefix) and len(tag) > len(prefix):
+            return family
+    raise ConfigError(
+        f"metric {tag!r} must be in the schema{did_you_mean(tag, METRICS)}: add it to "
+        f"unilab.record.metrics, or use one of the prefixes {sorted(FAMILIES)}"
+    )
 
 
 class ProgressCsv:
-    """A CSV with one row a call and one column a metric, which grows columns as metrics appear.
+    """A CSV with a row for each call and a column for each metric; columns are added as needed.
 
-    TorchRL's ``CSVLogger`` writes one headerless file a tag; this is the table that one loads with
-    ``pandas.read_csv`` or opens in a spreadsheet. A value that a row lacks is an empty cell.
+    TorchRL's ``CSVLogger`` writes one headerless file a tag; this is the table for
+    ``pandas.read_csv`` or a spreadsheet. A value that a row lacks is an empty cell.
 
     Args:
         path: the file; an existing one is continued.
-        until_frames: rows of an existing file past this frame count are dropped, because the run
-            continues from an earlier checkpoint and will write them again.
+        until_frames: rows of an existing file with more frames are dropped, because a resumed run
+            writes them again.
 
     Raises:
-        ConfigError: the existing file is no such table.
+        ConfigError: the existing file is not such a table.
         CheckpointError: the file cannot be written.
     """
 
     def __init__(self, path: str | Path, *, until_frames: int | None = None) -> None:
         self.path = Path(path)
-        self._columns: list[str] = list(INDEX)
+        self._columns: list[str] = ["frames", "minutes"]
         self._rows: list[dict[str, str]] = []
         if self.path.exists():
             try:
                 self._read(until_frames)
             except OSError as error:
                 raise unwritable(self.path, error) from error
-            except (UnicodeDecodeError, csv.Error, KeyError, TypeError, ValueError) as error:
+            except (csv.Error, KeyError, TypeError, ValueError) as error:
                 raise ConfigError(
-                    f"{self.path} is no table of this run ({error}): move it away to continue the "
-                    "run with a new one"
+                    f"{self.path} must be the table of this run ({error}): move it away to "
+                    "continue with a new one"
                 ) from error
         self._rewrite()
 
     def _read(self, until_frames: int | None) -> None:
         with self.path.open(newline="") as file:
             reader = csv.DictReader(file)
-            self._columns = list(reader.fieldnames or INDEX)
+            self._columns = list(reader.fieldnames or self._columns)
             self._rows = [
                 row for row in reader if until_frames is None or int(row["frames"]) <= until_frames
             ]
 
     def write(self, frames: int, minutes: float, values: Mapping[str, float]) -> None:
-        """Appends one row.
-
-        Raises:
-            CheckpointError: the file cannot be written.
-        """
+        """Appends one row."""
         row = {"frames": str(frames), "minutes": f"{minutes:.4f}"}
         row |= {tag: f"{value:.6g}" for tag, value in values.items()}
         self._rows.append(row)
@@ -92,9 +171,7 @@ class ProgressCsv:
 
 
 class MetricLogger:
-    """Writes a run's scalars to progress.csv and TensorBoard; a tag outside the schema is an error.
-
-    Until it is closed, the run's folder is locked: no other training writes there.
+    """Writes a run's scalars to progress.csv and TensorBoard, and locks the folder until closed.
 
     Args:
         run: the run's folder.
@@ -119,10 +196,7 @@ class MetricLogger:
         Args:
             frames: environment steps taken so far, TensorBoard's step.
             minutes: training time so far.
-            values: tag -> value.
-
-        Raises:
-            ConfigError: a tag is not in the schema.
+            values: tag -> value; a tag outside the schema is a ConfigError.
         """
         for tag in values:
             metric(tag)

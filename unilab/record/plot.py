@@ -1,4 +1,4 @@
-"""The picture of a run: its learning curve against frames and wall time."""
+"""Learning curve of a run against environment steps and wall time."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def plot_learning_curve(run: str | Path, out: str | Path | None = None) -> Path:
 
     Args:
         run: the run's folder.
-        out: picture to write; ``learning_curve.png`` in the run's folder by default.
+        out: image file to write; ``learning_curve.png`` in the run's folder by default.
 
     Returns:
-        The picture's path.
+        The path of the image.
 
     Raises:
         CapabilityError: matplotlib is not installed.
-        CheckpointError: the path is no run, or nothing was logged yet, or the
-            picture cannot be written.
+        CheckpointError: the path is not a run, nothing was logged yet, or the picture cannot be
+            written.
     """
     folder = RunFolder.open(run)
     rows = _read(folder.progress_file)
@@ -90,7 +90,7 @@ def _draw(axes: Any, rows: Sequence[dict[str, str]], tags: Sequence[str], *, str
 
 
 def _add_minutes_axis(axes: Any, rows: Sequence[dict[str, str]]) -> None:
-    """Ticks of elapsed minutes at the frames where they were reached; the pace need not be even."""
+    """Ticks of elapsed minutes at the frames where they were reached; the pace may vary."""
     last = float(rows[-1]["minutes"])
     if last <= 0:
         return

@@ -1,21 +1,30 @@
-"""Pictures of many copies of one MuJoCo model, side by side in one frame."""
+"""Off-screen rendering of many copies of one MuJoCo model, side by side in one frame."""
 
 from __future__ import annotations
 
+import ctypes.util
+import importlib
 import math
+import os
+import sys
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
+from typing import Any
 
 import mujoco
 import numpy as np
 
-from unilab.errors import ConfigError
-from unilab.record.opengl import offscreen_context, renders_in_software
+from unilab.errors import CapabilityError, ConfigError
 
-__all__ = ["Arrow", "TiledRenderer", "View", "draw_arrows", "follow_root"]
+__all__ = ["Arrow", "TiledRenderer", "View", "draw_arrows", "follow_root", "offscreen_context"]
 
 _ALL = int(mujoco.mjtCatBit.mjCAT_ALL)
+_OPENGL_HELP = (
+    "off-screen rendering needs OpenGL without a window. Debian and Ubuntu: apt-get install "
+    "libegl1 libopengl0 libgl1-mesa-dri (EGL; enough without a GPU too), or libosmesa6 and "
+    "MUJOCO_GL=osmesa. With an NVIDIA GPU in a container: NVIDIA_DRIVER_CAPABILITIES=all"
+)
 
 
 @dataclass(frozen=True)
@@ -41,11 +50,10 @@ class View:
 
 
 class TiledRenderer:
-    """Renders each state of a model in a tile of its own, with a camera that follows it.
+    """Renders each state of a model in a separate tile, with a camera that follows the robot.
 
-    The camera is the model's own named ``track``, or else MuJoCo's default view, turned after the
-    first body with a free joint. Rendered by a CPU, pictures are plainer: no smoothed edges,
-    coarser shadows.
+    The camera is the model's ``track``, or else MuJoCo's default view tracking the first body with
+    a free joint. On a CPU, pictures have no anti-aliasing and coarser shadows.
 
     Args:
         model: the compiled model; it is not changed.
@@ -53,7 +61,7 @@ class TiledRenderer:
         width, height: pixels of the frame.
 
     Raises:
-        CapabilityError: the machine has no OpenGL; see :func:`~unilab.record.opengl`.
+        CapabilityError: the machine has no OpenGL.
         ConfigError: a frame too small for its tiles, or larger than OpenGL renders here.
     """
 
@@ -62,8 +70,8 @@ class TiledRenderer:
         rows = math.ceil(tiles / columns)
         if width // columns < 64 or height // rows < 64:
             raise ConfigError(
-                f"a frame of {width}x{height} pixels is too small for {tiles} tiles: give each at "
-                "least 64x64"
+                f"each of {tiles} tiles must have at least 64x64 pixels, got a frame of "
+                f"{width}x{height}: enlarge it"
             )
         self.width, self.height = width, height
         self._tiles = _grid(tiles, columns, rows, width, height)
@@ -71,7 +79,7 @@ class TiledRenderer:
         self._model = copy(model)
         quality, size = self._model.vis.quality, self._model.vis.global_
         size.offwidth, size.offheight = width, height
-        if renders_in_software():
+        if _renders_on_cpu():
             quality.offsamples = 0
             quality.shadowsize = min(quality.shadowsize, 1024)
         self._data = mujoco.MjData(self._model)
@@ -86,7 +94,7 @@ class TiledRenderer:
         except mujoco.FatalError as error:
             self._context.free()
             raise ConfigError(
-                f"a frame of {width}x{height} pixels cannot be rendered here ({error}): give a "
+                f"a frame of {width}x{height} pixels cannot be rendered here ({error}): choose a "
                 "smaller one"
             ) from error
         mujoco.mjr_setBuffer(int(mujoco.mjtFramebuffer.mjFB_OFFSCREEN), self._gpu)
@@ -126,13 +134,13 @@ class TiledRenderer:
         return np.ascontiguousarray(frame[::-1])
 
     def _light(self) -> None:
-        """Lamps that hang in the world go with the robot, which would walk out of their light."""
+        """World-fixed lights follow the robot."""
         travelled = self._data.qpos[self._planar] - self._model.qpos0[self._planar]
         if travelled.size:
             self._data.light_xpos[self._model.light_bodyid == 0, :2] += travelled
 
     def close(self) -> None:
-        """Frees the OpenGL context; a second call does nothing."""
+        """Frees the OpenGL context."""
         if self._context is not None:
             self._gpu.free()
             self._context.free()
@@ -162,11 +170,51 @@ def draw_arrows(scene: mujoco.MjvScene, arrows: Sequence[Arrow]) -> None:
 
 
 def follow_root(model: mujoco.MjModel, camera: mujoco.MjvCamera) -> None:
-    """Turns a camera after the first body with a free joint, if the model has one."""
+    """Makes a camera track the first body with a free joint, if the model has one."""
     root = _free_joint(model)
     if root is not None:
         camera.type = int(mujoco.mjtCamera.mjCAMERA_TRACKING)
         camera.trackbodyid = int(model.jnt_bodyid[root])
+
+
+def offscreen_context(width: int, height: int) -> Any:
+    """A current OpenGL context to render into, by EGL, OSMesa or ``MUJOCO_GL``.
+
+    Raises:
+        CapabilityError: the machine offers none; the message names the packages that bring one.
+    """
+    platform = _opengl_platform()
+    try:
+        # Not mujoco.GLContext: it was chosen when mujoco was imported, and needs a window system
+        # without MUJOCO_GL.
+        context = importlib.import_module(f"mujoco.{platform}").GLContext(width, height)
+        context.make_current()
+    except Exception as error:  # PyOpenGL raises AttributeError, ... where a library is missing
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise CapabilityError(f"no OpenGL context by {platform} ({reason}): {_OPENGL_HELP}") from (
+            error
+        )
+    return context
+
+
+def _opengl_platform() -> str:
+    asked = os.environ.get("MUJOCO_GL", "").strip().lower()
+    if asked in ("egl", "osmesa", "glfw", "cgl"):
+        return asked
+    if sys.platform != "linux":
+        return "cgl" if sys.platform == "darwin" else "glfw"
+    # PyOpenGL takes one platform for the whole process, so it is chosen without trying.
+    for name, library in (("egl", "EGL"), ("osmesa", "OSMesa")):
+        if ctypes.util.find_library(library):
+            return name
+    raise CapabilityError(f"neither libEGL nor libOSMesa is installed: {_OPENGL_HELP}")
+
+
+def _renders_on_cpu() -> bool:
+    from OpenGL import GL
+
+    renderer = (GL.glGetString(GL.GL_RENDERER) or b"").decode().lower()
+    return any(name in renderer for name in ("llvmpipe", "softpipe", "swrast", "swr"))
 
 
 def _grid(tiles: int, columns: int, rows: int, width: int, height: int) -> list[mujoco.MjrRect]:

@@ -1,4 +1,4 @@
-"""The folder of one training run: what lies where, and how it is made and found again."""
+"""The folder of one training run."""
 
 from __future__ import annotations
 
@@ -26,16 +26,15 @@ class RunFolder:
     """One run on disk: ``run_config.json``, ``progress.csv``, ``tensorboard``, ``checkpoints``."""
 
     path: Path
-    """The folder itself."""
 
     @property
     def config_file(self) -> Path:
-        """The resolved configuration and how it was resolved."""
+        """The configuration and what was resolved from it."""
         return self.path / "run_config.json"
 
     @property
     def progress_file(self) -> Path:
-        """One row of metrics a log interval."""
+        """Rows of metrics."""
         return self.path / "progress.csv"
 
     @property
@@ -45,28 +44,25 @@ class RunFolder:
 
     @property
     def trace_file(self) -> Path:
-        """Chrome trace of the last ticks, of a run with ``training.trace``."""
+        """Chrome trace of the last steps, with ``training.trace``."""
         return self.path / "trace.json"
 
     @property
     def checkpoints(self) -> Path:
-        """Rotated checkpoints."""
+        """The newest checkpoints."""
         return self.path / "checkpoints"
 
     @classmethod
     def create(
         cls, task: str, seed: int, *, log_root: str | Path = "runs", path: str | Path | None = None
     ) -> RunFolder:
-        """Makes the folder of a new run and proves that it can be written.
+        """Makes the folder of a new run.
 
         Args:
             task: first level below ``log_root``.
             seed: part of the folder's name.
             log_root: parent of all runs.
-            path: the folder itself, in place of ``<log_root>/<task>/<timestamp>_seed<seed>``.
-
-        Returns:
-            The new run's folder.
+            path: the folder itself, instead of ``<log_root>/<task>/<timestamp>_seed<seed>``.
 
         Raises:
             ConfigError: the folder cannot be written, or holds a run already.
@@ -74,14 +70,14 @@ class RunFolder:
         stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
         run = cls(Path(log_root) / task / f"{stamp}_seed{seed}" if path is None else Path(path))
         try:
-            if path is not None:
-                run._require_unused()
             if path is None:
-                run = cls(_claimed(run.path))
+                run = cls(_make_unique(run.path))
+            elif run.config_file.exists() or any(run.checkpoints.glob("*")):
+                raise ConfigError(
+                    f"run folder {run.path} already holds a run: continue it with "
+                    f"training.resume={run.path}, remove it, or choose another training.run_dir"
+                )
             run.checkpoints.mkdir(parents=True, exist_ok=True)
-            probe = run.path / f".write-test-{uuid.uuid4().hex}"
-            probe.write_text("")
-            probe.unlink()
         except OSError as error:
             raise ConfigError(
                 f"run folder {run.path} cannot be written ({error.strerror or error}): set "
@@ -89,50 +85,24 @@ class RunFolder:
             ) from error
         return run
 
-    def _require_unused(self) -> None:
-        """Raises ConfigError for a folder that holds a run, or checkpoints of one."""
-        saved = self.checkpoints.exists() and any(self.checkpoints.iterdir())
-        if self.config_file.exists():
-            what = "a run" if saved else "a run, though no checkpoint to continue from"
-            way_out = f"continue it with training.resume={self.path}" if saved else "remove it"
-        elif saved:
-            what = "checkpoints, though no run_config.json to continue them by"
-            way_out = "remove them"
-        else:
-            return
-        raise ConfigError(
-            f"run folder {self.path} already holds {what}: {way_out}, or choose another "
-            "training.run_dir"
-        )
-
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
-        """Finds the folder of an existing run.
-
-        Raises:
-            CheckpointError: the path is no run folder, or cannot be written.
-        """
+        """Finds the folder of an existing run."""
         run = cls(Path(path))
         if not run.config_file.is_file():
-            what = "does not exist" if not run.path.exists() else "is no run folder"
             raise CheckpointError(
-                f"{run.path} {what}: a run folder holds run_config.json, progress.csv and "
-                "checkpoints/; give the folder that the run printed when it started"
+                f"{run.path} must be a run folder, with run_config.json, progress.csv and "
+                "checkpoints/: give the folder that the run printed when it started"
             )
-        if not os.access(run.path, os.W_OK):
-            raise CheckpointError(f"run folder {run.path} cannot be written: check its permissions")
         return run
 
     def lock(self) -> int:
-        """Keep other trainings from writing here until the descriptor is closed.
+        """Locks the folder against other trainings until the returned descriptor is closed.
 
-        The end of this process closes it too, however it comes.
-
-        Returns:
-            a file descriptor, to be closed.
+        The end of the process closes it too.
 
         Raises:
-            ConfigError: another training writes here.
+            ConfigError: another training holds the lock.
         """
         folder = os.open(self.path, os.O_RDONLY)
         try:
@@ -148,11 +118,7 @@ class RunFolder:
         return folder
 
     def write_config(self, config: Mapping[str, Any], **resolved: Any) -> None:
-        """Writes ``run_config.json``: the configuration, what was resolved from it, versions.
-
-        Raises:
-            CheckpointError: it cannot be written; an older one is left as it is.
-        """
+        """Writes ``run_config.json``: the configuration, what was resolved from it, versions."""
         content = {
             "config": dict(config),
             **resolved,
@@ -162,15 +128,11 @@ class RunFolder:
         write_whole(self.config_file, json.dumps(content, indent=2) + "\n")
 
     def read_config(self) -> dict[str, Any]:
-        """What :meth:`write_config` wrote.
-
-        Raises:
-            CheckpointError: the file is not the JSON object that it was.
-        """
+        """The content of ``run_config.json``."""
         try:
             content = json.loads(self.config_file.read_text())
             if not isinstance(content["config"], dict):
-                raise TypeError("config is no object")
+                raise TypeError("config is not an object")
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise CheckpointError(
                 f"{self.config_file} is damaged ({error}): restore it, or start a new run"
@@ -178,23 +140,17 @@ class RunFolder:
         return content
 
 
-def _claimed(path: Path) -> Path:
-    """The folder, made here and now, or one beside it: two runs can start in the same second."""
-    claimed = path
-    while True:
-        try:
-            claimed.mkdir(parents=True)
-            return claimed
-        except FileExistsError:
-            claimed = path.with_name(f"{path.name}_{uuid.uuid4().hex[:4]}")
+def _make_unique(path: Path) -> Path:
+    """Makes the folder, or one beside it: two runs can start in the same second."""
+    try:
+        path.mkdir(parents=True)
+        return path
+    except FileExistsError:
+        return _make_unique(path.with_name(f"{path.name}_{uuid.uuid4().hex[:4]}"))
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Writes a file at once or not at all.
-
-    Raises:
-        CheckpointError: it cannot be written; an older file is left as it is.
-    """
+    """Writes a file atomically; after an error an older file is unchanged."""
     partial = path.with_name(f"{path.name}.partial")
     try:
         partial.write_text(text, newline="")
@@ -213,12 +169,11 @@ def unwritable(path: Path, error: OSError) -> CheckpointError:
 
 
 def package_versions() -> dict[str, str]:
-    """Versions of the packages that decide what a run computes."""
+    """Versions of the packages that determine what a run computes."""
     found = {}
     for package in _PACKAGES:
         try:
             found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            # A source tree on sys.path has no distribution metadata of its own.
+        except metadata.PackageNotFoundError:  # a source tree on sys.path
             found[package] = "not installed as a distribution"
     return found

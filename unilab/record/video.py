@@ -27,32 +27,24 @@ class VideoWriter:
 
     Raises:
         CapabilityError: PyAV, which brings the encoder, is not installed.
-        ConfigError: another ending than .mp4, a size that cannot be encoded, or a path that cannot
-            be written, now or later.
+        ConfigError: the path cannot be written, now or later, or the size cannot be encoded.
     """
 
     def __init__(self, path: str | Path, *, width: int, height: int, fps: float) -> None:
         self.path = Path(path)
-        if self.path.suffix != ".mp4":
-            raise ConfigError(f"cannot write {self.path}: give a name that ends with .mp4")
-        if self.path.is_dir():
-            raise ConfigError(f"cannot write {self.path}: it is a folder")
+        if self.path.suffix != ".mp4" or self.path.is_dir():
+            raise ConfigError(f"path must be an .mp4 file, got {self.path}")
         if width % 2 or height % 2:
-            raise ConfigError(
-                f"a video of {width}x{height} pixels cannot be encoded: give even numbers"
-            )
+            raise ConfigError(f"width and height must be even, got {width}x{height}")
         self._av = _av()
-        self._shape = (height, width, 3)
-        # A link stays one.
-        self._target = self.path.resolve()
+        self._target = self.path.resolve()  # a link stays a link
         self._partial = self._target.with_name(f".{self._target.stem}.{uuid.uuid4().hex[:8]}.mp4")
         self._file = self._av.open(str(self._partial), "w")
         self._stream = self._file.add_stream("libx264", rate=Fraction(fps).limit_denominator(1000))
         self._stream.width, self._stream.height = width, height
-        # What every player reads.
-        self._stream.pix_fmt = "yuv420p"
+        self._stream.pix_fmt = "yuv420p"  # every player reads it
         try:
-            with self._problems():
+            with self._errors():
                 self._file.start_encoding()
         except ConfigError:
             self._discard()
@@ -60,12 +52,13 @@ class VideoWriter:
 
     def add(self, frame: np.ndarray) -> None:
         """Appends a frame, ``[height, width, 3]`` uint8."""
-        if frame.shape != self._shape or frame.dtype != np.uint8:
+        shape = (self._stream.height, self._stream.width, 3)
+        if frame.shape != shape or frame.dtype != np.uint8:
             raise ConfigError(
-                f"a frame is {frame.dtype} {list(frame.shape)}: expected uint8 {list(self._shape)}"
+                f"frame must be uint8 {list(shape)}, got {frame.dtype} {list(frame.shape)}"
             )
         picture = self._av.VideoFrame.from_ndarray(frame, format="rgb24")
-        with self._problems():
+        with self._errors():
             self._file.mux(self._stream.encode(picture))
 
     def __enter__(self) -> VideoWriter:
@@ -79,7 +72,7 @@ class VideoWriter:
     ) -> None:
         try:
             if kind is None:
-                with self._problems():
+                with self._errors():
                     self._file.mux(self._stream.encode(None))
                     self._file.close()
                     self._partial.replace(self._target)
@@ -87,20 +80,20 @@ class VideoWriter:
             self._discard()
 
     def _discard(self) -> None:
-        """Removes what was not finished; a disk that is full must not hide the first error."""
+        """Removes an unfinished file; its errors must not hide the first one."""
         with contextlib.suppress(OSError, self._av.FFmpegError):
             self._file.close()
         with contextlib.suppress(OSError):
             self._partial.unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def _problems(self) -> Iterator[None]:
+    def _errors(self) -> Iterator[None]:
         try:
             yield
         except (OSError, self._av.FFmpegError) as error:
             raise ConfigError(
-                f"cannot write {self.path} ({error.strerror or error}): give a folder that exists, "
-                "that you may write and that has space, and a size that H.264 can encode"
+                f"cannot write {self.path} ({error.strerror or error}): choose a writable folder "
+                "with free space, and a size that H.264 can encode"
             ) from error
 
 

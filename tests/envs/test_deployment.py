@@ -1,4 +1,4 @@
-"""What a task tells the robot's own program is what the environment does."""
+"""Deployment metadata agrees with the environment."""
 
 from __future__ import annotations
 
@@ -44,14 +44,9 @@ def test_every_task_describes_itself_in_json(task):
     env.close()
 
 
-def test_the_described_observation_is_the_one_that_the_policy_sees():
-    """A robot's program that knows only the description and its own sensors."""
-    env = unilab.make(
-        "go2_velocity_flat",
-        num_envs=3,
-        seed=0,
-        overrides=NOMINAL,
-    )
+def test_observation_layout_gives_the_policys_observation():
+    """Computed from the metadata and the robot's sensors only."""
+    env = unilab.make("go2_velocity_flat", num_envs=3, seed=0, overrides=NOMINAL)
     data = env.deployment_metadata()
     step = env.rollout(4)[:, -1]
     state = env.backend.get_state_views()
@@ -81,7 +76,7 @@ def test_the_described_observation_is_the_one_that_the_policy_sees():
     env.close()
 
 
-def test_the_described_action_mapping_gives_the_control(go2):
+def test_action_mapping_gives_the_control(go2):
     data = go2.deployment_metadata()
     state = go2.rand_step(go2.reset())
     offset, scale = (torch.tensor(data[key]) for key in ("action_offset", "action_scale"))
@@ -92,7 +87,7 @@ def test_the_described_action_mapping_gives_the_control(go2):
     assert data["action_kinds"] == ["position"] * 12
 
 
-def test_gains_and_limits_are_the_models(go2):
+def test_gains_and_limits_come_from_the_model(go2):
     data = go2.deployment_metadata()
     model = go2.backend.mj_model
     ids = [model.actuator(name).id for name in data["action_names"]]
@@ -104,7 +99,7 @@ def test_gains_and_limits_are_the_models(go2):
     assert data["action_joint_names"] == driven
 
 
-def test_a_motor_is_an_effort_without_gains_and_no_limit_is_none():
+def test_a_motor_has_no_gains_and_no_limit_is_none():
     env = unilab.make("pendulum_swingup", num_envs=1, seed=0, overrides={"num_threads": 1})
     data = env.deployment_metadata()
     env.close()
@@ -114,7 +109,7 @@ def test_a_motor_is_an_effort_without_gains_and_no_limit_is_none():
     assert data["default_joint_pos"] == [pytest.approx(3.14159265)]
 
 
-def test_history_clip_and_scale_are_told_for_each_term(tmp_path):
+def test_history_clip_and_scale_of_each_term(tmp_path):
     pos = ObservationTermCfg(
         func=mdp.joint_pos_rel,
         params=tables.ON_TWINS,
@@ -139,7 +134,7 @@ class Drift(ManagerTermBase):
         return torch.zeros(env.num_envs, 1)
 
 
-def test_terms_with_a_memory_and_odd_parameters_are_told_too(tmp_path):
+def test_class_terms_and_odd_parameters(tmp_path):
     drift = ObservationTermCfg(func=Drift, params={"names": ("a", 1, torch.Size([2]), len)})
     env = tables.twins(
         tmp_path,
@@ -151,7 +146,7 @@ def test_terms_with_a_memory_and_odd_parameters_are_told_too(tmp_path):
     env.close()
 
 
-def test_scales_are_told_as_they_were_written_not_as_float32_prints_them():
+def test_scales_are_not_printed_as_float32():
     env = tables.go2(num_envs=1)
     data = env.deployment_metadata()
     env.close()

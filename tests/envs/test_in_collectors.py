@@ -1,7 +1,8 @@
-"""Our environments in TorchRL's own collectors with processes and a shared replay buffer."""
+"""Our environments in TorchRL's own multi-process collectors."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torchrl.collectors import Collector
 from torchrl.data import LazyTensorStorage, ReplayBuffer
@@ -9,6 +10,7 @@ from torchrl.data import LazyTensorStorage, ReplayBuffer
 import unilab
 
 
+@pytest.mark.slow
 def test_two_collector_processes_of_torchrl_fill_a_shared_buffer():
     make_env = unilab.registry.factory(
         "pendulum_swingup", num_envs=2, seed=0, overrides={"num_threads": 1}

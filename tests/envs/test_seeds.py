@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
 import torch
 from envs.tables import assert_bitwise_equal, drive, go2, twins
 
@@ -42,10 +41,9 @@ def test_another_seed_gives_another_rollout():
         assert not torch.equal(first[key][:, 0], other[key][:, 0]), key
 
 
-@pytest.mark.parametrize("num_threads", [2, 3])
-def test_physics_threads_do_not_matter(num_threads):
-    env = robot(seed=3, num_threads=num_threads)
-    assert env.backend.num_threads == num_threads
+def test_physics_threads_do_not_matter():
+    env = robot(seed=3, num_threads=2)
+    assert env.backend.num_threads == 2
     assert_bitwise_equal(drive(env, 25), drive(robot(seed=3), 25))
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import signal
 from collections.abc import Iterator
 
 import pytest
 import torch
-from reference.warm import WarmStarts
 
-from unilab.collectors import child
+from unilab.collectors import process
 
 
 @pytest.fixture(autouse=True)
@@ -29,14 +29,9 @@ def heeded_hangup() -> Iterator[None]:
     signal.signal(signal.SIGHUP, before)
 
 
-@pytest.fixture(scope="session")
-def warm_starts() -> Iterator[WarmStarts]:
-    starts = WarmStarts()
-    yield starts
-    starts.close()
-
-
 @pytest.fixture
-def warm_start(warm_starts: WarmStarts, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Collector processes begin with everything imported; how they start is tested elsewhere."""
-    monkeypatch.setattr(child, "start", warm_starts.start)
+def warm_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork collector processes from one that has imported torch; a spawned one takes seconds."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["unilab.collectors.worker"])
+    monkeypatch.setattr(process, "_CONTEXT", context)

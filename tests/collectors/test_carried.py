@@ -16,7 +16,6 @@ from torchrl.envs import EnvBase, InitTracker, StepCounter, TransformedEnv
 from torchrl.modules import GRUModule, LSTMModule, OrnsteinUhlenbeckProcessModule
 
 from unilab.collectors import PipelinedCollector
-from unilab.errors import CollectorError
 
 pytestmark = pytest.mark.usefixtures("warm_start")
 N = 3
@@ -146,21 +145,3 @@ def test_making_a_collector_draws_nothing_and_does_not_try_the_policy():
     before = torch.get_rng_state()
     PipelinedCollector(counting, never, frames_per_batch=N).shutdown()
     assert torch.equal(torch.get_rng_state(), before)
-
-
-@pytest.mark.parametrize("track_traj_ids", [True, False])
-def test_an_entry_that_is_not_written_at_every_tick_of_a_batch_is_named(track_traj_ids: bool):
-    calls = 0
-
-    def fickle(td: TensorDictBase) -> TensorDictBase:
-        nonlocal calls
-        calls += 1
-        if calls == 2:
-            td["odd"] = torch.ones(N, 1)
-        return td.set("action", torch.zeros(N, 1))
-
-    collector = PipelinedCollector(
-        counting, fickle, frames_per_batch=2 * N, track_traj_ids=track_traj_ids
-    )
-    with pytest.raises(CollectorError, match=r"wrote 'odd' at some ticks of a batch .* at each"):
-        next(iter(collector))

@@ -124,13 +124,13 @@ def test_an_environment_under_transforms_gets_is_init_beside_them_without_a_warn
 
 
 def test_an_answer_that_cannot_be_sent_says_so(process):
-    with pytest.raises(CollectorError, match=r"a 'result' message cannot be sent .*lock.*: use"):
+    with pytest.raises(CollectorError, match="picklable"):
         process(making(Obliging)).call("lock")
 
 
 def test_an_argument_that_cannot_be_sent_says_so_and_nothing_is_lost(process):
     env = process(making(Obliging))
-    with pytest.raises(CollectorError, match=r"an argument of echo cannot be sent .*: use"):
+    with pytest.raises(CollectorError, match="picklable"):
         env.call("echo", threading.Lock())
     assert env.call("echo", 3) == 3
 
@@ -242,5 +242,5 @@ def test_an_environment_that_fails_to_close_says_only_that():
 
 def test_an_exception_without_a_text_arrives_with_its_traceback(process):
     collector = PipelinedCollector(process(making(Mute)), frames_per_batch=N)
-    with pytest.raises(CollectorError, match=r"in a step .*: Unspeakable: \(its text cannot be"):
+    with pytest.raises(CollectorError, match=r"in a step .*Unspeakable"):
         next(iter(collector))

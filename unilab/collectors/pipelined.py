@@ -1,87 +1,77 @@
-"""A TorchRL collector whose environment steps in another process while the caller learns."""
+"""Collector whose environment steps in another process while the caller learns."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from textwrap import indent
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
-from torchrl.collectors import BaseCollector
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor
+from torchrl.collectors import BaseCollector, Collector
 from torchrl.data import ReplayBuffer
-from torchrl.envs import EnvBase
+from torchrl.envs import EnvBase, InitTracker, TransformedEnv
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from unilab.collectors.placement import Placement, resolve_collector_tensor_placement
-from unilab.collectors.policy import Policy, check_policy, device_of
-from unilab.collectors.process import EnvProcess, Interrupted
-from unilab.collectors.settings import Interruptor, check_kinds, require_integer
-from unilab.collectors.spans import LEARNER_SPANS, Spans
-from unilab.collectors.ticks import Ticks
-from unilab.errors import ConfigError
+from unilab.collectors.policy import CarriedEntries, Policy, check_policy, device_of
+from unilab.collectors.process import EnvProcess, Interrupted, Interruptor
+from unilab.collectors.ring import Ring, pin
+from unilab.errors import CollectorError, ConfigError
 
-__all__ = ["PipelinedCollector"]
-
+__all__ = ["PipelinedCollector", "make_collector"]
 
 _STATE = ("frames", "iter", "env_state_dict", "env_training_state", "next_traj_id")
 
 
 class PipelinedCollector(BaseCollector):
-    """Collects with the environment in a process of its own and the policy in this one.
+    """Collects with the environment in a separate process and the policy in this one.
 
-    At tick ``t`` the observation lies in shared memory; the policy infers the action here and
+    At tick ``t`` the observation is in shared memory; the policy infers the action here and
     publishes it; then the environment steps there while the caller's loop body runs here::
 
         learner    act 0           act 1 | body 0        act 2 | body 1        act 3 | ...
         collector        step 0          | step 1              | step 2              | ...
 
     So the action of tick ``t + 1`` comes from the policy before the loop body of the batch that
-    ends with tick ``t``: one update of lag in the usual loop, and as many updates a frame as with
-    TorchRL's synchronous :class:`~torchrl.collectors.Collector`. The first action of a batch is the
-    only one that is late. With batches of one tick the data are, bit for bit, those of a
+    ends with tick ``t``: at most one update of lag, and as many updates per frame as with TorchRL's
+    synchronous :class:`~torchrl.collectors.Collector`. The data are, bit for bit, those of a
     ``Collector`` over the same environment with :class:`~torchrl.envs.InitTracker` whose caller
-    runs each loop body one batch late, random numbers included; with larger batches those of one
-    whose caller runs it after the first tick of the next batch. A policy's own entries come back
-    at the next tick and begin anew with the episode, where those of a ``Collector`` may not:
-    docs/guide/runtime.md has the cases. One thread at a time may use it; any may shut it down.
+    runs each loop body after the first tick of the next batch. One thread at a time may use it; any
+    may shut it down.
 
     Args:
         make_env: makes the environment, any TorchRL one; or an :class:`EnvProcess` that has it.
-            Where it has no ``is_init``, an ``InitTracker`` is put around it.
+            An ``InitTracker`` is added where it has no ``is_init``.
         policy: a ``TensorDictModule`` or function from TensorDict to TensorDict; None draws
             actions uniformly from their spec.
-
-    Keyword Args:
         frames_per_batch: steps of a batch, all environments together; rounded up to whole ticks.
-        total_frames: steps in all; -1 or None for no end.
+        total_frames: steps in all; -1 or None: no end.
         init_random_frames: steps at the beginning with actions drawn from their spec.
-        placement: where environment, ring and policy live; data are handed out on the learner's
+        placement: devices of environment, ring and policy; data are yielded on the learner's
             device. By default the ring is on the CPU and the policy where its parameters are.
         exploration_type: under which the policy acts.
         postproc: applied to each batch.
         replay_buffer: extended with each batch; None is yielded then.
-        return_same_td: hand out the shared memory itself, valid until the next batch is asked
-            for, instead of a copy. A replay buffer must copy what it is given then, as those of
+        return_same_td: yield the shared memory itself, valid until the next batch is asked for,
+            instead of a copy. A replay buffer must copy what it is given then, as those of
             :func:`~unilab.data.make_replay_buffer` do; lists and ``MultiStepTransform`` keep it.
         track_traj_ids: number the episodes, in ``("collector", "traj_ids")``.
         interruptor: asked at each tick and while waiting for the environment; iteration ends when
-            it says so, and can be taken up again.
-        num_threads: torch's threads in the collector process, 1 by default.
-        step_timeout_s: seconds after which a step counts as hung, 120 by default. Both are an
-            :class:`EnvProcess`'s own where one is given.
+            it says so, and can be continued later.
+        num_threads: torch threads in the environment process, 1 by default.
+        step_timeout_s: seconds after which a step counts as hung, 120 by default. Both are given
+            to the :class:`EnvProcess` where there is one already.
 
     Attributes:
         env: the :class:`EnvProcess`.
 
     Raises:
-        ConfigError: a number that is none of that kind, ``make_env`` no function, the policy none
-            that takes a TensorDict, a placement, exploration type or interruptor that is another
-            object; or num_threads or step_timeout_s is given beside an EnvProcess.
         PlacementError: the environment is not where the placement says.
-        CollectorError: the environment could not be made or sent, or has a collector already.
-            While iterating: the process died, raised or hangs; the message has its traceback.
+        CollectorError: the environment could not be made or sent. While iterating: the process
+            died, raised or hangs; the message has its traceback.
 
     Examples:
         >>> import unilab
@@ -114,85 +104,59 @@ class PipelinedCollector(BaseCollector):
         step_timeout_s: float | None = None,
     ) -> None:
         super().__init__()
-        frames = -1 if total_frames is None else require_integer("total_frames", total_frames)
-        require_integer("frames_per_batch", frames_per_batch, least=1)
-        require_integer("init_random_frames", init_random_frames or 0, least=0)
+        if frames_per_batch < 1:
+            raise ConfigError(f"frames_per_batch must be at least 1, got {frames_per_batch}")
         check_policy(policy)
-        check_kinds(placement, exploration_type, interruptor)
-        asked = {"num_threads": num_threads, "step_timeout_s": step_timeout_s}
-        process: dict[str, Any] = {
-            name: value for name, value in asked.items() if value is not None
-        }
+        given = {"num_threads": num_threads, "step_timeout_s": step_timeout_s}
+        options: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
         if not isinstance(make_env, EnvProcess):
-            make_env = EnvProcess(make_env, **process)
-        elif process:
+            make_env = EnvProcess(make_env, **options)
+        elif options:
             raise ConfigError(
-                f"{' and '.join(process)} given beside an EnvProcess, which runs already: give "
-                "them to EnvProcess(...)"
+                f"{' and '.join(options)} must be given to EnvProcess(...), which runs already"
             )
         self.env = make_env
         self.env.claim()
         self.interruptor = interruptor
         self.policy = policy
-        self.total_frames = float("inf") if frames < 0 else frames
+        endless = total_frames is None or total_frames < 0
+        self.total_frames = float("inf") if endless else total_frames
         self.init_random_frames = init_random_frames or 0
         self.exploration_type = exploration_type
         self.postproc = postproc
         self.replay_buffer = replay_buffer
         self.return_same_td = return_same_td
         self.track_traj_ids = track_traj_ids
+        self.placement = placement or resolve_collector_tensor_placement("cpu", device_of(policy))
+        num_envs = self.env.description.layout.batch_size.numel()
+        self.frames_per_batch = -(-frames_per_batch // num_envs)
+        self.requested_frames_per_batch = self.frames_per_batch * num_envs
         self._action_specs = dict(self.env.description.action_spec.items(True, True))
-        n_envs = self.env.description.layout.batch_size.numel()
-        self.frames_per_batch = -(-frames_per_batch // n_envs)
-        self.requested_frames_per_batch = self.frames_per_batch * n_envs
         self._frames = 0
         self._iter = -1
-        self.placement = placement or resolve_collector_tensor_placement("cpu", device_of(policy))
+        # Ticks whose action was published, whose result is here, and which were yielded.
+        self._asked = self._arrived = self._yielded = 0
+        self._begin: int | None = None
+        self._begun = False
+        self._number_episodes_from(0)
         try:
             self.placement.check_env(self.env.description.device)
-            self._ticks = Ticks(
-                self.env,
-                self.placement,
-                self.frames_per_batch,
-                numbered=track_traj_ids,
-                spans=Spans(LEARNER_SPANS),
-            )
+            self._make_ring()
         except BaseException:
             self.env.close(0.0)
             raise
 
-    def __repr__(self) -> str:
-        fields = {
-            "env": self.env,
-            "policy": self.policy,
-            "frames": self._frames,
-            "total_frames": self.total_frames,
-            "frames_per_batch": self.requested_frames_per_batch,
-            "exploration_type": self.exploration_type,
-        }
-        lines = ",\n".join(indent(f"{name}={value}", "    ") for name, value in fields.items())
-        return f"{type(self).__name__}(\n{lines})"
-
     @property
     def interruptor(self) -> Interruptor | None:
-        """Asked while waiting for the environment."""
+        """Asked at each tick and while waiting for the environment."""
         return self.env.interruptor
 
     @interruptor.setter
     def interruptor(self, value: Interruptor | None) -> None:
         self.env.interruptor = value
 
-    @property
-    def spans(self) -> Spans:
-        """The time that inference and waiting for the environment take here."""
-        return self._ticks.spans
-
-    @spans.setter
-    def spans(self, value: Spans) -> None:
-        self._ticks.spans = value
-
     def iterator(self) -> Iterator[TensorDictBase | None]:
-        """The batches; another iteration goes on where this one was left."""
+        """The batches; another iteration continues where this one stopped."""
         while self._frames < self.total_frames:
             if self.pre_collect_hook is not None:
                 self.pre_collect_hook()
@@ -218,58 +182,57 @@ class PipelinedCollector(BaseCollector):
         close_env: bool = True,
         raise_on_error: bool = True,
     ) -> None:
-        """End the collector process and free the shared memory; a second call does nothing.
+        """End the environment process and free the shared memory; a second call does nothing.
 
         Args:
-            timeout: seconds for the process to close its environment, 5 by default.
-            close_env: has no effect: the environment ends with its process.
-            raise_on_error: has no effect: nothing is raised.
+            timeout: seconds for the environment to close, 5 by default.
+            close_env: no effect: the environment ends with its process.
+            raise_on_error: no effect: nothing is raised.
         """
         self.env.close(5.0 if timeout is None else timeout)
-        self._ticks.free()
+        # Batches that were yielded in place keep the ring for as long as they are held.
+        for name in ("_shared", "_ring", "_carrier"):
+            self.__dict__.pop(name, None)
+        self._roots.clear()
+        self._batches.clear()
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seed the environment, after its first reset, as a ``Collector`` does.
 
         Returns:
-            the seed that the environment would give the next one.
+            the seed for the next environment.
         """
         with self.env.uninterrupted():
-            self._ticks.begin()
+            self._start()
         return self.env.call("set_seed", seed, static_seed=static_seed)
 
     def _maybe_fallback_update(
         self, policy_or_weights: Any = None, *, model_id: str | None = None
     ) -> None:
-        # What update_policy_weights_ comes to: the policy is the caller's own, nothing is sent.
+        # Of update_policy_weights_: the policy is the caller's own, nothing is sent.
         if policy_or_weights is not None:
             self.receive_weights(policy_or_weights)
 
     def state_dict(self) -> OrderedDict:
-        """Frames, batches, episodes, and of the environment its training state and transforms.
+        """Counters, and the environment's training state and transforms.
 
-        The transforms' state is that after the step under way.
+        The state of the transforms is that after the step under way.
         """
         return OrderedDict(
             frames=self._frames,
             iter=self._iter,
             env_state_dict=self.env.call("state_dict"),
             env_training_state=self.env.export_training_state(),
-            next_traj_id=self._ticks.next_episode,
+            next_traj_id=self._next_episode,
         )
 
     def load_state_dict(self, state_dict: OrderedDict) -> None:
-        """Continue counting where another collector stopped; episodes begin anew.
-
-        Raises:
-            ConfigError: it is not the state of a PipelinedCollector; nothing was loaded.
-        """
+        """Continue counting where another collector stopped; episodes restart."""
         missing = [key for key in _STATE if key not in state_dict]
         if missing:
             raise ConfigError(
-                f"this state has no {', '.join(missing)}: expected what state_dict() of a "
-                f"PipelinedCollector returns, with {', '.join(_STATE)}; that of another collector "
-                "cannot be taken over"
+                f"state_dict must be that of a PipelinedCollector, got one without "
+                f"{', '.join(missing)}"
             )
         if state_dict["env_state_dict"]:
             self.env.call("load_state_dict", state_dict["env_state_dict"])
@@ -277,33 +240,103 @@ class PipelinedCollector(BaseCollector):
             self.env.import_training_state(state_dict["env_training_state"])
         self._frames = state_dict["frames"]
         self._iter = state_dict["iter"]
-        if not self._ticks.asked:
-            self._ticks.number_from(state_dict["next_traj_id"])
+        if not self._asked:
+            self._number_episodes_from(state_dict["next_traj_id"])
+
+    def _make_ring(self) -> None:
+        layout, length = self.env.description.layout, self.frames_per_batch
+        # The batch yielded, the tick being stepped, and the observation after it; whole batches, so
+        # that no batch crosses the end of the ring.
+        num_slots = length * max(2, -(-(length + 2) // length))
+        nbytes = num_slots * layout.size()
+        memory = self.env.share(nbytes, self.placement.ring_device)
+        self._ring = self._shared = Ring(memory, layout, num_slots)
+        if self.placement.staging == "pinned":
+            pin(memory)
+            copy = torch.empty(nbytes, dtype=torch.uint8, device=self.placement.learner_device)
+            self._ring = Ring(copy, layout, num_slots)
+        self._batches = {
+            first: self._ring.batch(first, length) for first in range(0, num_slots, length)
+        }
+        self._roots: dict[int, TensorDictBase] = {}
+        self._carrier: TensorDictBase | None = None
+        self._acted: TensorDictBase | None = None
+        self._carried = CarriedEntries(layout)
+        self._own_entries: dict[int, TensorDictBase] = {}
 
     def _collect(self) -> TensorDictBase:
         """The next batch, in place, with the action of the tick after it published."""
         self.env.require_open()
-        ticks = self._ticks
-        ticks.begin()
-        while ticks.due:
-            self.env.heed_interruptor()
-            self._ask(self._frames)
-            ticks.receive()
+        self._start()
+        while self._arrived < self._yielded + self.frames_per_batch:
+            self.env.check_interrupt()
+            self._act_and_step(self._frames)
+            self._receive()
         frames = self._frames + self.requested_frames_per_batch
         if frames < self.total_frames:
-            # Ctrl-C here, in the policy above all, leaves the batch to be had by iterating again.
-            # What the policy itself raises ends the collector, as it does TorchRL's.
-            self._ask(frames)
+            # Ctrl-C in here leaves the batch to the next iteration.
+            self._act_and_step(frames)
         # Only now that the environment is busy again.
-        batch = ticks.hand_out()
+        batch = self._batches[self._yielded % self._ring.num_slots].copy()
+        ticks = range(self._yielded, self._yielded + self.frames_per_batch)
+        own = [self._own_entries[tick] for tick in ticks]
+        if not all(entries.is_empty() for entries in own):
+            batch.update(torch.stack(own, dim=-1))
+        for tick in ticks:
+            del self._own_entries[tick]
+        self._yielded += self.frames_per_batch
         self._frames, self._iter = frames, self._iter + 1
         return batch
 
+    def _start(self) -> None:
+        """Reset the environment and wait for its first observation."""
+        if self._begun:
+            return
+        if self._begin is None:
+            self._begin = self.env.send("begin", self._ring.num_slots)
+        self.env.receive(self._begin)
+        self._copy_published(-1)
+        self._begun = True
+
     @torch.no_grad()
-    def _ask(self, frames: int) -> None:
-        """Have an action published for the observation that comes after so many frames."""
-        by_chance = self.policy is None or frames < self.init_random_frames
-        self._ticks.ask(self._draw if by_chance else self._infer)
+    def _act_and_step(self, frames: int) -> None:
+        """Publish an action for the newest observation, and have the environment step.
+
+        After an interrupt it can be called again: the policy acts once a tick, and the environment
+        does not step twice.
+        """
+        if self._asked > self._arrived:
+            return
+        tick = self._asked
+        if self._acted is None:
+            self._acted = self._act(tick, frames)
+        self._step = self.env.send("step", tick)
+        self._asked += 1
+        self._keep_entries(tick)
+
+    def _act(self, tick: int, frames: int) -> TensorDictBase:
+        carrier, self._carrier = self._carrier, None
+        if carrier is None:
+            carrier = self._root(tick).copy()
+        if self.track_traj_ids:
+            carrier.set(("collector", "traj_ids"), self._traj_ids)
+        self._carried.enter(carrier)
+        if self.policy is None or frames < self.init_random_frames:
+            acted = self._draw(carrier)
+        else:
+            with set_exploration_type(self.exploration_type):
+                acted = self.policy(carrier)
+        if not isinstance(acted, TensorDictBase):
+            raise CollectorError(
+                "policy must return the TensorDict with the action in it, got "
+                f"{type(acted).__name__}"
+            )
+        keys = self._ring.layout.input_keys
+        self._ring.write(tick, acted, keys, "the policy", convert=True)
+        if self._shared is not self._ring:
+            self._shared.write(tick, acted, keys, "the policy", convert=True)
+        self._shared.flush()
+        return acted
 
     def _draw(self, carrier: TensorDictBase) -> TensorDictBase:
         for key, mask in self.env.description.action_masks:
@@ -313,8 +346,97 @@ class PipelinedCollector(BaseCollector):
             carrier.set(key, spec.rand())
         return carrier
 
-    def _infer(self, carrier: TensorDictBase) -> TensorDictBase:
-        assert self.policy is not None
-        span = self.spans.span("inference", self._ticks.asked)
-        with span, set_exploration_type(self.exploration_type):
-            return self.policy(carrier)
+    def _keep_entries(self, tick: int) -> None:
+        """Keep what else the policy wrote; the environment does not wait for this."""
+        if self._acted is None:
+            return
+        # A policy may replace an observation, by a normalised one for example.
+        root, keys = self._root(tick), self._ring.layout.root_keys
+        replaced = tuple(k for k in keys if self._acted.get(k, root.get(k)) is not root.get(k))
+        self._ring.write(tick, self._acted, replaced, "the policy")
+        own = self._carried.leave(self._acted)
+        if self.track_traj_ids:
+            own.set(("collector", "traj_ids"), self._traj_ids)
+        self._own_entries[tick] = own
+        self._acted = None
+
+    def _receive(self) -> None:
+        """Wait for the result of the step."""
+        self._keep_entries(self._arrived)  # if that was interrupted
+        self._carrier = self._root(self._arrived + 1).copy()  # while waiting anyway
+        self.env.receive_step(self._step)
+        self._copy_published(self._arrived)
+        self._arrived += 1
+        if not self.track_traj_ids and not self._carried:
+            return
+        reset = self._was_reset(self._ring.slot(self._arrived - 1))
+        if self._carried:
+            self._carried.advance(self._root(self._arrived), reset)
+        if self.track_traj_ids and (count := int(reset.sum())):
+            self._traj_ids = self._traj_ids.clone()
+            self._traj_ids[reset] = torch.arange(self._next_episode, self._next_episode + count)
+            self._next_episode += count
+
+    def _root(self, tick: int) -> TensorDictBase:
+        """Root entries of a tick, in place."""
+        place = tick % self._ring.num_slots
+        if place not in self._roots:
+            self._roots[place] = self._ring.slot(place).select(*self._ring.layout.root_keys)
+        return self._roots[place]
+
+    def _copy_published(self, tick: int) -> None:
+        if self._ring is not self._shared:
+            self._ring.copy_published(tick, self._shared)
+
+    def _was_reset(self, transition: TensorDictBase) -> Tensor:
+        """``[*batch]`` bool, environments that were reset after this transition."""
+        reset = torch.zeros_like(self._traj_ids, dtype=torch.bool)
+        for key in self.env.description.done_keys:
+            done = transition.get(("next", key) if isinstance(key, str) else ("next", *key))
+            reset |= done.reshape(*reset.shape, -1).any(-1).to(reset.device)
+        return reset
+
+    def _number_episodes_from(self, first: int) -> None:
+        batch_size = self.env.description.layout.batch_size
+        self._next_episode = first + batch_size.numel()
+        self._traj_ids = torch.arange(first, self._next_episode).view(batch_size)
+
+
+def make_collector(
+    env: EnvBase | EnvProcess | Callable[[], EnvBase],
+    policy: TensorDictModuleBase,
+    *,
+    placement: Placement,
+    pipelined: bool = False,
+    **settings: Any,
+) -> BaseCollector:
+    """Collector of a training loop that uses each batch before it asks for the next.
+
+    Args:
+        env: an environment, which steps in turns with the caller (TorchRL's ``Collector``); an
+            :class:`EnvProcess`, which steps while the caller learns (:class:`PipelinedCollector`);
+            or a function that makes an environment, for either.
+        policy: acts on the learner's device.
+        placement: devices of environment, ring and learner.
+        pipelined: where ``env`` is a function: step while the caller learns.
+        settings: ``frames_per_batch``, ``total_frames``, ``init_random_frames`` and whatever else
+            both collectors take.
+
+    Returns:
+        The collector. A batch is valid until the next one is asked for.
+    """
+    settings = {"track_traj_ids": False, "return_same_td": True} | settings
+    if not isinstance(env, EnvBase | EnvProcess):
+        env = EnvProcess(env) if pipelined else env()
+    if isinstance(env, EnvProcess):
+        return PipelinedCollector(env, policy, placement=placement, **settings)
+    return Collector(
+        TransformedEnv(env, InitTracker()),  # exploration noise restarts at resets
+        policy,
+        policy_device=placement.learner_device,
+        env_device=placement.env_device,
+        storing_device=placement.learner_device,
+        trust_policy=True,
+        use_buffers=False,
+        **settings,
+    )

@@ -1,67 +1,80 @@
-"""The learner's hold on the collector process: start, hand-over, errors, end."""
+"""Handle to the environment process: start, requests, errors, end."""
 
 from __future__ import annotations
 
-import os
+import pickle
 import select
-import socket
-import weakref
+import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from multiprocessing import get_context, resource_tracker
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from multiprocessing.util import Finalize
+from types import ModuleType
+from typing import Any, Protocol
 
 import cloudpickle
 import torch
 from torch import Tensor
 from torchrl.envs import EnvBase
 
-from unilab.collectors import child
-from unilab.collectors.channel import Channel, by_value
-from unilab.collectors.failures import died, failed, hung, where_in
 from unilab.collectors.ring import SharedBlock
-from unilab.collectors.settings import Interruptor, require_integer, require_seconds
-from unilab.collectors.spans import COLLECTOR_SPANS, Spans, milliseconds
-from unilab.collectors.worker import Description, Phase, Word
-from unilab.errors import CollectorError, ConfigError
+from unilab.collectors.worker import SIGNALS, Description, Phase, Word, main, to_bytes
+from unilab.errors import CollectorError, ConfigError, NonFiniteError
 
-__all__ = ["EnvProcess", "Interrupted"]
+__all__ = ["EnvProcess", "Interrupted", "Interruptor"]
 
-_LOOK_S = 0.25
-"""Between two looks at whether the process is alive, while it has nothing to say."""
-_PATIENT = (Phase.START, Phase.BUILD, Phase.RESET)
-"""What may take as long as it likes."""
+_CONTEXT: Any = get_context("spawn")
+_POLL_S = 0.25
+"""Interval of the checks whether the process is alive, while it sends nothing."""
+_UNLIMITED = (Phase.START, Phase.BUILD, Phase.RESET)
+"""Phases without a time limit."""
+_PHASES = {
+    Phase.START: "while it started",
+    Phase.BUILD: "while it made the environment",
+    Phase.WAIT: "while it waited for the learner",
+    Phase.RESET: "in the first reset",
+    Phase.STEP: "in a step",
+    Phase.CALL: "in a call from the learner",
+}
+
+
+class Interruptor(Protocol):
+    """Tells a collector when to stop, as in TorchRL."""
+
+    def collection_stopped(self) -> bool:
+        """Whether to stop collecting."""
+        ...
 
 
 class Interrupted(Exception):
-    """Waiting for the collector process ended because a stop was asked for."""
+    """The interruptor ended the wait for the environment process."""
 
 
 class EnvProcess:
-    """An environment in a process of its own.
+    """An environment in a separate process.
 
-    The process starts at once and makes the environment while the caller goes on;
-    :attr:`description` waits for it. It ends with :meth:`close`, when this object is collected as
-    garbage, and when this process ends, however it ends.
+    The process starts at once and makes the environment in the background; :attr:`description`
+    waits for it. It ends with :meth:`close`, when this object is garbage-collected, and when this
+    process ends, even by SIGKILL.
 
     Args:
-        make_env: makes the environment. Functions of importable modules travel by name, those of
-            the running script and lambdas by value.
-
-    Keyword Args:
-        num_threads: torch's threads in the process; physics has its own setting.
-        step_timeout_s: a step or call that takes longer counts as hung, and so does a process
-            that does not begin it. Making the environment and resetting it may take as long as
-            they like.
+        make_env: makes the environment. Functions of importable modules are sent by name, those
+            of the running script, a notebook, and lambdas by value.
+        num_threads: number of torch threads in the process; physics has its own setting.
+        step_timeout_s: seconds after which a step or call counts as hung. Making the environment
+            and its first reset have no limit.
 
     Attributes:
-        interruptor: asked while waiting for transitions; waiting ends with :class:`Interrupted`
-            once it says stop.
-        spans: the process's own account of its time; can be read at any time, afterwards as well.
+        interruptor: asked while waiting for transitions; None: never interrupted.
+        pid: of the process.
 
     Raises:
-        ConfigError: ``make_env`` is no function, or a number none of its kind.
-        CollectorError: it cannot be pickled.
+        ConfigError: ``make_env`` is not a function.
+        CollectorError: ``make_env`` cannot be pickled.
     """
 
     def __init__(
@@ -73,68 +86,48 @@ class EnvProcess:
     ) -> None:
         if isinstance(make_env, EnvBase) or not callable(make_env):
             raise ConfigError(
-                f"make_env is a {type(make_env).__name__}: give a function that makes the "
-                "environment, in the collector process; for several, one that returns a batch of "
-                "them, such as a SerialEnv"
+                "make_env must be a function that makes the environment, got "
+                f"{type(make_env).__name__}: it is called in the environment process"
             )
-        require_integer("num_threads", num_threads, least=1)
-        require_seconds("step_timeout_s", step_timeout_s)
         try:
             payload = cloudpickle.dumps(make_env)
         except Exception as error:
             raise CollectorError(
-                f"make_env cannot be sent to the collector process ({error}): give a function that "
-                "builds everything it needs inside, such as unilab.registry.factory(...)"
+                f"make_env must be picklable ({error}): give a function that builds everything it "
+                "needs inside, such as unilab.registry.factory(...)"
             ) from error
         self.step_timeout_s = step_timeout_s
         self.interruptor: Interruptor | None = None
         self._description: Description | None = None
         self._training_state: Any = None
-        self._kept: list[tuple[str, list[Any]]] = []
         self._claimed = False
-        self._calls = 0
-        self._results: dict[int, Any] = {}
-        self._metrics: int | None = None
-        self.block = SharedBlock()
-        self.spans = Spans(COLLECTOR_SPANS, self.block.spans)
-        self._counted = self._account()
-        ours, theirs = socket.socketpair()
-        self._channel = Channel(ours)
+        self._sent = self._received = 0
+        self._replies: dict[int, Any] = {}
+        self._block = SharedBlock()
+        self._connection, theirs = _CONTEXT.Pipe()
+        # The seed follows the learner's generator without drawing from it.
+        settings = (num_threads, torch.get_default_dtype(), torch.initial_seed())
+        self._process = _CONTEXT.Process(
+            target=main, args=(theirs, self._block, payload, *settings)
+        )
         try:
-            self._process = child.start(theirs, self.block)
+            _start(self._process)
         except BaseException:
-            self._channel.close()
-            self.block.close()
+            self._connection.close()
+            self._block.close()
             raise
         finally:
             theirs.close()
-        self._finalizer = weakref.finalize(
-            self, child.end_quietly, os.getpid(), self._process, self._channel, self.block
+        self.pid: int = self._process.pid
+        # Of multiprocessing, whose own exit handler would otherwise wait for the process first.
+        self._finalizer = Finalize(
+            self,
+            _end_quietly,
+            args=(self._process, self._connection, self._block),
+            exitpriority=10,
         )
-        self._readable, self._ready = select.poll(), select.poll()
-        self._readable.register(ours, select.POLLIN)
-        self._ready.register(ours, select.POLLIN | select.POLLOUT)
-        setting = {
-            "make_env": payload,
-            "num_threads": num_threads,
-            "dtype": torch.get_default_dtype(),
-            # Of the process's global generators: follows the learner's, draws nothing from it.
-            "seed": torch.initial_seed(),
-        }
-        self._send(setting)
-
-    @property
-    def description(self) -> Description:
-        """The environment's layout and specs; waits until it is made.
-
-        Raises:
-            CollectorError: it could not be made.
-        """
-        if self._description is None:
-            with self.uninterrupted():
-                (self._description,) = self.receive("ready")
-            self._training_state = self._description.training_state
-        return self._description
+        self._readable = select.poll()
+        self._readable.register(self._connection.fileno(), select.POLLIN)
 
     def __repr__(self) -> str:
         if self.closed:
@@ -146,14 +139,28 @@ class EnvProcess:
         return f"{type(self).__name__}(pid={self.pid}, {state})"
 
     @property
-    def pid(self) -> int:
-        """Of the collector process."""
-        return self._process.pid
+    def description(self) -> Description:
+        """Layout and specs of the environment; waits until it is made."""
+        if self._description is None:
+            with self.uninterrupted():
+                self._description = self.receive(0)
+            self._training_state = self._description.training_state
+        return self._description
 
     @property
     def closed(self) -> bool:
         """Whether the process was ended."""
-        return not self._finalizer.alive
+        return not self._finalizer.still_active()
+
+    @property
+    def phase(self) -> Phase:
+        """What the process is doing."""
+        return Phase(self._block.header[Word.PHASE])
+
+    @property
+    def tick(self) -> int:
+        """The tick that the process steps or stepped last."""
+        return self._block.header[Word.TICK]
 
     def require_open(self) -> None:
         """Raise CollectorError once the process was ended."""
@@ -161,11 +168,7 @@ class EnvProcess:
             raise CollectorError("the collector is closed: make a new one")
 
     def claim(self) -> None:
-        """Be the only one that steps the environment.
-
-        Raises:
-            CollectorError: there is one already.
-        """
+        """Reserve the process for one collector."""
         if self._claimed:
             raise CollectorError(
                 "this EnvProcess has a collector already: make one EnvProcess for each collector"
@@ -173,185 +176,85 @@ class EnvProcess:
         self._claimed = True
 
     def share(self, nbytes: int, device: torch.device) -> Tensor:
-        """Memory that both processes see, as ``[nbytes]`` uint8.
-
-        Raises:
-            CollectorError: there is not that much memory.
-        """
+        """Memory that both processes use, as ``[nbytes]`` uint8."""
+        handle = None
         if device.type == "cuda":
             memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
-            self.send("map", nbytes, bytes(ForkingPickler.dumps(memory)))
+            handle = bytes(ForkingPickler.dumps(memory))
         else:
-            self.block.grow(nbytes)
-            memory = self.block.map(nbytes)
-            self.send("map", nbytes, None)
+            self._block.grow(nbytes)
+            memory = self._block.map(nbytes)
         with self.uninterrupted():
-            self.receive("mapped")
+            self.receive(self.send("map", nbytes, handle))
         return memory
 
-    def send(self, *message: Any) -> None:
-        """Ask the process for something; each request has one answer."""
+    def send(self, request: str, *args: Any) -> int:
+        """Send a request; returns the number under which :meth:`receive` waits for the reply."""
         self.require_open()
-        self._send(message)
+        self._sent += 1
+        # The process died: its error message, if any, is still in the pipe.
+        with suppress(ConnectionError):
+            self._connection.send_bytes(pickle.dumps((self._sent, request, *args)))
+        return self._sent
 
-    def receive(self, expected: str) -> list[Any]:
-        """The next answer of a kind; those of other kinds are kept.
+    def receive(self, number: int) -> Any:
+        """The reply to a request.
 
         Raises:
             CollectorError: the process raised, died or hangs; it is closed then.
-            Interrupted: :attr:`interruptor` said so; the answer can be received later.
+            Interrupted: the interruptor asked to stop; the reply can be received later.
         """
-        for i, (kind, answer) in enumerate(self._kept):
-            if kind == expected:
-                del self._kept[i]
-                return answer
-        while True:
-            kind, answer = self._next_message()
-            if kind == expected:
-                return answer
-            self._kept.append((kind, answer))
+        while number not in self._replies:
+            self._receive_next()
+        return self._replies.pop(number)
 
-    def receive_step(self) -> int:
-        """The tick of the next step that is done."""
-        tick, self._training_state = self.receive("stepped")
-        return tick
+    def receive_step(self, number: int) -> None:
+        """Wait for a step."""
+        self._training_state = self.receive(number)
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of the environment, after the step that may be under way.
+        """Call a method of the environment, after the step that it may be in.
 
         Raises:
-            CollectorError: the method raised; the message has its traceback. The process goes on.
+            CollectorError: the method raised, with its traceback; the process continues.
         """
         with self.uninterrupted():
-            return self._result(self._ask(method, *args, **kwargs))
+            return self._call(method, *args, **kwargs)
 
-    def export_training_state(self) -> dict[str, Any]:
-        """The environment's after the last step received; empty if it has none."""
+    def export_training_state(self) -> Any:
+        """Training state after the last step received; empty if the environment has none."""
         return self._training_state if self.description.training_state else {}
 
-    def import_training_state(self, state: dict[str, Any]) -> None:
-        """Hand a training state to the environment."""
+    def import_training_state(self, state: Any) -> None:
+        """Give the environment a training state."""
         self.call("import_training_state", state)
         self._training_state = state
 
     def set_output_dir(self, path: str) -> None:
-        """Choose the folder of what the environment writes, by its method of this name."""
+        """Set the folder that the environment writes to."""
         self.call("set_output_dir", path)
 
-    def metrics_at_hand(self) -> bool:
-        """Whether :meth:`drain_metrics` need not wait for the step under way.
-
-        Asks the process for them if not: they come with that step.
-        """
-        if self._metrics is not None or self.closed or not self.description.has_metrics:
-            return True
-        self._metrics = self._ask("drain_metrics")
-        return False
-
     def drain_metrics(self) -> dict[str, float]:
-        """The environment's own metrics and :meth:`timings`, since the last call.
+        """Metrics of the environment since the last call.
 
-        While a stop is asked for, and once the process has ended, it does not wait: timings only.
+        Empty if it has none, once the process has ended, and when the interruptor asks to stop.
         """
-        metrics: dict[str, float] = {}
         with suppress(Interrupted):
             if not self.closed and self.description.has_metrics:
-                number, self._metrics = self._metrics or self._ask("drain_metrics"), None
-                metrics = self._result(number)
-        return metrics | self.timings()
-
-    def timings(self) -> dict[str, float]:
-        """How the process spent its time since the last call.
-
-        Returns:
-            ``Perf/physics_ms``, ``Perf/managers_ms`` and ``Perf/reset_ms`` of those that the
-            environment reports, and ``Perf/env_step_ms``, which all of them are in, means over the
-            ticks; ``Perf/env_wait_share``, of the time it waited for actions. Empty without a tick.
-        """
-        now, before = self._account(), self._counted
-        self._counted = now
-        spent = {name: now[name] - before[name] for name in now}
-        ticks, wait, step = spent.pop("ticks"), spent.pop("wait"), spent.pop("step")
-        if not ticks:
-            return {}
-        shares = {"Perf/env_wait_share": wait / (wait + step)}
-        return milliseconds(spent | {"env step": step}, ticks) | shares
-
-    def _account(self) -> dict[str, int]:
-        return self.spans.totals() | {"ticks": self.block.header[Word.TICKS]}
+                return self._call("drain_metrics")
+        return {}
 
     def close(self, timeout_s: float = 5.0) -> None:
         """End the process and free what it shares; a second call does nothing.
 
         Args:
-            timeout_s: for it to close its environment; then it is killed.
+            timeout_s: for the environment to close; the process is killed after that.
         """
-        if self._finalizer.detach() is not None:
-            child.end(self._process, self._channel, self.block, timeout_s)
+        if not self.closed:
+            self._close(timeout_s)
 
-    def _ask(self, method: str, *args: Any, **kwargs: Any) -> int:
-        arguments = by_value(f"an argument of {method}", (args, kwargs))
-        self._calls += 1
-        self.send("call", self._calls, method, arguments)
-        return self._calls
-
-    def _result(self, number: int) -> Any:
-        while number not in self._results:
-            answered, *result = self.receive("result")
-            self._results[answered] = result
-        value, failure = self._results.pop(number)
-        if failure is not None:
-            raise failed("in a call from the learner", *failure)
-        return value
-
-    def _send(self, message: Any) -> None:
-        # An OSError: it is gone. What it had to say about that, if anything, is yet to be received.
-        with suppress(OSError):
-            self._channel.send(message, self._take_meanwhile)
-
-    def _take_meanwhile(self) -> None:
-        """Wait until the process takes more; what it says is kept, as it may have to say it first.
-
-        It reads nothing while it waits for this process to read.
-        """
-        self._wait(self._ready)
-        if self._readable.poll(0):
-            self._kept.append(self._next_message())
-
-    def _next_message(self) -> tuple[str, list[Any]]:
-        self.require_open()
-        try:
-            kind, *answer = self._channel.receive(self._wait_for_more)
-        except (EOFError, OSError):
-            self.require_open()  # It may have been closed meanwhile, by a signal's handler say.
-            raise self._death() from None
-        if kind == "error":
-            where = self._where()
-            self.close()
-            raise failed(where, *answer)
-        return kind, answer
-
-    def _wait_for_more(self) -> None:
-        self._wait(self._readable)
-
-    def _wait(self, poll: select.poll) -> None:
-        waited = 0.0
-        # Waiting is a sleep in the kernel, which a message or the end of the process cuts short.
-        while not poll.poll(1000 * _LOOK_S):
-            # Looks are counted: a clock would go on while this process is stopped, with Ctrl-Z say.
-            waited += _LOOK_S
-            self.heed_interruptor()
-            if self._process.poll() is not None and not poll.poll(0):
-                raise self._death()
-            if self.block.header[Word.PHASE] in _PATIENT:
-                waited = 0.0
-            elif waited > self.step_timeout_s:
-                where = self._where()
-                self.close(0.0)
-                raise hung(where, self.step_timeout_s)
-
-    def heed_interruptor(self) -> None:
-        """Raise Interrupted where :attr:`interruptor` asks for a stop."""
+    def check_interrupt(self) -> None:
+        """Raise Interrupted if the interruptor asks to stop."""
         if self.interruptor is not None and self.interruptor.collection_stopped():
             raise Interrupted
 
@@ -364,10 +267,116 @@ class EnvProcess:
         finally:
             self.interruptor = interruptor
 
-    def _death(self) -> CollectorError:
+    def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        try:
+            arguments = cloudpickle.dumps((args, kwargs))
+        except Exception:
+            arguments = to_bytes((args, kwargs))
+        # Both sides would wait if they sent more than the pipe holds at the same time.
+        while self._received < self._sent:
+            self._receive_next()
+        result, failure = self.receive(self.send("call", method, arguments))
+        if failure is not None:
+            raise _failed(_PHASES[Phase.CALL], *failure)
+        return pickle.loads(result)
+
+    def _receive_next(self) -> None:
+        self.require_open()
+        self._wait()
+        try:
+            message = self._connection.recv_bytes()
+        except (EOFError, OSError):
+            self.require_open()  # another thread or a signal handler may have closed it
+            raise self._died() from None
+        number, answer = pickle.loads(message)
+        if number is None:
+            where = self._where()
+            self.close()
+            raise _failed(where, *answer)
+        self._received = number
+        self._replies[number] = answer
+
+    def _wait(self) -> None:
+        waited = 0.0
+        while not self._readable.poll(1000 * _POLL_S):
+            # Polls are counted: a clock keeps running while this process is suspended (Ctrl-Z).
+            waited += _POLL_S
+            self.require_open()
+            self.check_interrupt()
+            # The pipe stays open if the environment left processes of its own behind.
+            if not self._process.is_alive() and not self._readable.poll(0):
+                raise self._died()
+            if self.phase in _UNLIMITED:
+                waited = 0.0
+            elif waited > self.step_timeout_s:
+                where = self._where()
+                self.close(0.0)
+                raise CollectorError(
+                    f"the collector process hung {where} for more than {self.step_timeout_s:g} s "
+                    "and was killed: look for an endless loop in the environment, or raise "
+                    "step_timeout_s"
+                )
+
+    def _died(self) -> CollectorError:
         where = self._where()
-        self.close()
-        return died(where, self._process.returncode)
+        code = self._close(5.0)
+        how = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+        return CollectorError(
+            f"the collector process died {where} ({how}). SIGKILL usually means that the system "
+            "ran out of memory; see also what the process printed"
+        )
 
     def _where(self) -> str:
-        return where_in(self.block.header)
+        return f"{_PHASES[self.phase]} (tick {self.tick})"
+
+    def _close(self, timeout_s: float) -> int:
+        self._finalizer.cancel()
+        return _end(self._process, self._connection, self._block, timeout_s)
+
+
+def _start(process: BaseProcess) -> None:
+    """Start a process that does not import the caller's script and is not interrupted by Ctrl-C."""
+    resource_tracker.ensure_running()  # here, as it changes the signal mask
+    # Spawning imports __main__ if it has a file, which only scripts with a __main__ guard survive.
+    script, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+    # The new process inherits the mask, and has its own handlers when it lifts it.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        process.start()
+    finally:
+        sys.modules["__main__"] = script
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _end(process: BaseProcess, connection: Connection, block: SharedBlock, timeout_s: float) -> int:
+    """End the process, by force after ``timeout_s``, and free what it shares; its exit code."""
+    with suppress(OSError):
+        connection.send_bytes(b"")  # closing is not enough while a fork of this process has it too
+    connection.close()
+    try:
+        process.join(0.0 if block.header[Word.PHASE] <= Phase.BUILD else timeout_s)
+    finally:  # after a KeyboardInterrupt too
+        if process.is_alive():
+            process.kill()
+        process.join()
+        code = process.exitcode
+        process.close()
+        block.close()
+    assert code is not None
+    return code
+
+
+def _end_quietly(process: BaseProcess, connection: Connection, block: SharedBlock) -> None:
+    with suppress(KeyboardInterrupt):
+        _end(process, connection, block, 5.0)
+
+
+def _failed(where: str, name: str, text: str, trace: str) -> CollectorError:
+    error = CollectorError(
+        f"the collector process failed {where}: {name}: {text}\n"
+        f"In the collector process:\n{trace.rstrip()}"
+    )
+    # The cause tells the runner that the policy went NaN, rather than the environment.
+    error.__cause__ = NonFiniteError(text) if name == NonFiniteError.__name__ else None
+    error.__suppress_context__ = True
+    return error

@@ -1,46 +1,42 @@
-"""What runs in the collector process: an environment that steps when the learner says so."""
+"""Code that runs in the environment process: makes the environment and steps it on request."""
 
 from __future__ import annotations
 
 import faulthandler
 import inspect
+import multiprocessing
 import multiprocessing.util
 import os
 import pickle
 import random
-import socket
+import signal
 import sys
-import time
+import threading
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import cloudpickle
 import numpy as np
 import torch
-from tensordict import NestedKey, TensorDictBase
+from tensordict import NestedKey
 from torchrl.data import Composite
-from torchrl.envs import EnvBase
+from torchrl.envs import ActionMask, Compose, EnvBase, InitTracker, Transform, TransformedEnv
 
-from unilab.collectors.channel import Channel
-from unilab.collectors.environment import (
-    action_masks,
-    checked,
-    has_method,
-    inputs,
-    marking_resets,
-)
 from unilab.collectors.ring import Layout, Ring, SharedBlock
-from unilab.collectors.spans import COLLECTOR_SPANS, Spans, report_spans
+from unilab.errors import CollectorError
 
-__all__ = ["Description", "Phase", "Word", "main"]
+__all__ = ["SIGNALS", "Description", "Phase", "Word", "main", "to_bytes"]
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that the learner alone handles: a terminal sends them to both processes."""
 
 
 class Phase(IntEnum):
-    """What the collector process is doing."""
+    """What the environment process is doing."""
 
     START = 0
     BUILD = 1
@@ -50,69 +46,98 @@ class Phase(IntEnum):
     CALL = 5
 
 
-PHASE_NAMES = {
-    Phase.START: "while it started",
-    Phase.BUILD: "while it made the environment",
-    Phase.WAIT: "while it waited for the learner",
-    Phase.RESET: "in a reset",
-    Phase.STEP: "in a step",
-    Phase.CALL: "in a call from the learner",
-}
-
-
 class Word(IntEnum):
-    """Words of the block's header; the collector process writes them."""
+    """Index into the header of the shared block; the environment process writes it."""
 
     PHASE = 0
     TICK = 1
-    """The tick at hand, or the last one."""
-    TICKS = 2
-    """Ticks done."""
 
 
 @dataclass(frozen=True)
 class Description:
-    """What the learner must know of the environment."""
+    """What the learner needs to know about the environment."""
 
     layout: Layout
     action_spec: Composite
     action_masks: tuple[tuple[NestedKey, NestedKey], ...]
-    """Actions and the entries that say which of them are allowed, of ``ActionMask`` transforms."""
+    """Action and mask keys of ``ActionMask`` transforms."""
     done_keys: tuple[NestedKey, ...]
     device: torch.device | None
     has_metrics: bool
-    training_state: dict[str, Any]
-    """As it was made; empty if it has none."""
+    training_state: Any
+    """Of the new environment; empty if it has none."""
 
 
-def main(connection_fd: int, block_fd: int) -> None:
-    """The process, until the learner closes the connection or is gone."""
-    streams = [stream for stream in (sys.stdout, sys.stderr) if stream is not None]
+def main(
+    connection: Connection,
+    block: SharedBlock,
+    make_env: bytes,
+    num_threads: int,
+    dtype: torch.dtype,
+    seed: int,
+) -> None:
+    """Serve the learner until it closes the connection or ends.
+
+    Args:
+        connection: to the learner.
+        block: shared with the learner.
+        make_env: by cloudpickle.
+        num_threads: of torch, as the default ``dtype``.
+        seed: of the global generators.
+    """
+    threading.Thread(target=_exit_with_learner, daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Handlers, unlike SIG_IGN, are not inherited by processes that the environment starts.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    signal.signal(signal.SIGHUP, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     if sys.stderr is not None:
         faulthandler.enable()
-    worker = _Worker(Channel(socket.socket(fileno=connection_fd)), SharedBlock(block_fd))
-    code = 0
+    torch.set_num_threads(num_threads)
+    torch.set_default_dtype(dtype)
+    torch.set_grad_enabled(False)
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+    random.seed(seed)
+    worker = _Worker(connection, block)
+    failed = False
     try:
-        worker.serve()
+        worker.serve(make_env)
     except _LearnerGone:
         pass
     except BaseException as error:
+        failed = True
         worker.report(error)
-        code = 1
     try:
-        worker.close()  # after a failure as well: it may have processes of its own
+        worker.close()
     except BaseException:
-        # There is no learner any more to tell it to, and a first failure counts for more.
-        if not code:
+        if not failed:
             traceback.print_exc()
-        code = 1
-    finally:
-        # As multiprocessing's own processes do: what it made here is taken down.
-        multiprocessing.util._exit_function()  # type: ignore[attr-defined]
-        for stream in streams:
-            stream.flush()
-    # Taking an interpreter with torch apart takes a second or more, and nothing waits in it.
-    os._exit(code)
+        failed = True
+    # Like the end of any multiprocessing process, without the second that freeing torch takes.
+    multiprocessing.util._exit_function()  # type: ignore[attr-defined]
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        stream.flush()
+    os._exit(failed)
+
+
+def to_bytes(value: Any) -> bytes:
+    """Pickle a value; by value if it is of a class or function of the running script.
+
+    Raises:
+        CollectorError: it cannot be pickled.
+    """
+    try:
+        return pickle.dumps(value)
+    except Exception:
+        pass
+    try:
+        return cloudpickle.dumps(value)
+    except Exception as error:
+        raise CollectorError(
+            f"{type(value).__name__} must be picklable ({error}): use tensors, numbers, strings "
+            "and containers of them"
+        ) from error
 
 
 class _LearnerGone(Exception):
@@ -120,152 +145,162 @@ class _LearnerGone(Exception):
 
 
 class _Worker:
-    def __init__(self, channel: Channel, block: SharedBlock) -> None:
-        self._channel = channel
+    def __init__(self, connection: Connection, block: SharedBlock) -> None:
+        self._connection = connection
         self._block = block
         self._header = block.header
-        self._spans = Spans(COLLECTOR_SPANS, block.spans)
-        self._made: EnvBase | None = None
+        self._ticks = 0
+        self._env: EnvBase | None = None
 
-    def serve(self) -> None:
-        """Make the environment, then answer the learner until it closes the connection."""
-        setting = self._receive()
-        self._header[Word.PHASE] = Phase.BUILD
-        torch.set_num_threads(setting["num_threads"])
-        torch.set_default_dtype(setting["dtype"])
-        _seed(setting["seed"])
-        torch.set_grad_enabled(False)
-        self._made = checked(cloudpickle.loads(setting["make_env"])())
-        self._env = env = marking_resets(self._made)
-        env.reset = self._timed_reset(env.reset)
-        report_spans(env, self._on_span)
-        self._layout = Layout.of(env.fake_tensordict(), inputs(env))
-        self._export = (
-            env.export_training_state if has_method(env, "export_training_state") else dict
-        )
-        self._send("ready", self._describe(env))
-        answers: dict[str, Callable[..., tuple[Any, ...]]] = {
-            "map": self._map,
-            "begin": self._begin,
-            "step": self._step,
-            "call": self._call,
-        }
+    def serve(self, make_env: bytes) -> None:
+        """Make the environment, then answer one request after the other."""
+        self._reply(0, self._build(make_env))
+        requests = {"map": self._map, "begin": self._begin, "step": self._step, "call": self._call}
         while True:
             self._header[Word.PHASE] = Phase.WAIT
-            began = time.perf_counter_ns()
-            kind, *args = self._receive()
-            if kind == "step":
-                self._spans.add("wait", began, time.perf_counter_ns(), *args)
-            self._send(*answers[kind](*args))
+            try:
+                message = self._connection.recv_bytes()
+            except (EOFError, ConnectionError):
+                raise _LearnerGone from None
+            if not message:
+                raise _LearnerGone
+            number, request, *args = pickle.loads(message)
+            self._reply(number, requests[request](*args))
 
     def close(self) -> None:
-        if self._made is not None:
-            # As it was made: a transform hands on an argument that not every close takes.
-            close = self._made.close
-            known = inspect.signature(close).parameters
-            close(**{"raise_if_closed": False} if "raise_if_closed" in known else {})
+        """Close the environment, as it was made: transforms do not know every close()."""
+        if self._env is not None:
+            close = self._env.close
+            quiet = "raise_if_closed" in inspect.signature(close).parameters
+            close(**{"raise_if_closed": False} if quiet else {})
 
     def report(self, error: BaseException) -> None:
-        """Hand the error and its traceback to the learner."""
+        """Send an exception and its traceback to the learner."""
         try:
-            self._send("error", *_account(error))
+            self._reply(None, _failure(error))
         except _LearnerGone:
             traceback.print_exc()
 
-    def _receive(self) -> Any:
+    def _reply(self, number: int | None, answer: Any) -> None:
         try:
-            return self._channel.receive()
-        except (EOFError, ConnectionError):
-            raise _LearnerGone from None
-
-    def _send(self, *message: Any) -> None:
-        try:
-            self._channel.send(message)
+            self._connection.send_bytes(to_bytes((number, answer)))
         except ConnectionError:
             raise _LearnerGone from None
 
-    def _describe(self, env: EnvBase) -> Description:
+    def _build(self, make_env: bytes) -> Description:
+        self._header[Word.PHASE] = Phase.BUILD
+        env = cloudpickle.loads(make_env)()
+        if not isinstance(env, EnvBase):
+            raise CollectorError(
+                f"make_env must return a torchrl EnvBase, got {type(env).__name__}"
+            )
+        self._env = env
+        self._tracked = env = _with_is_init(env)
+        self._layout = layout = Layout.of(env.fake_tensordict(), _input_keys(env))
+        exports = _has_method(env, "export_training_state")
+        self._export = env.export_training_state if exports else dict
         return Description(
-            layout=self._layout,
+            layout=layout,
             action_spec=env.full_action_spec,
-            action_masks=tuple(action_masks(env)),
+            action_masks=tuple(_action_masks(env)),
             done_keys=tuple(env.done_keys),
             device=env.device,
-            has_metrics=has_method(env, "drain_metrics"),
+            has_metrics=_has_method(env, "drain_metrics"),
             training_state=self._export(),
         )
 
-    def _map(self, nbytes: int, cuda_handle: bytes | None) -> tuple[str]:
-        """See the memory that the learner made for the ring."""
+    def _map(self, nbytes: int, cuda_handle: bytes | None) -> None:
+        """Attach to the memory that the learner allocated for the ring."""
         self._memory = self._block.map(nbytes) if cuda_handle is None else pickle.loads(cuda_handle)
-        return ("mapped",)
 
-    def _begin(self, num_slots: int) -> tuple[str]:
+    def _begin(self, num_slots: int) -> None:
         """Begin the first episodes and publish their first observations."""
+        self._header[Word.PHASE] = Phase.RESET
         self._ring = Ring(self._memory, self._layout, num_slots)
-        self._carrier = self._env.reset()
+        self._carrier = self._tracked.reset()
         self._ring.write(0, self._carrier, self._layout.root_keys)
         self._ring.flush()
-        return ("began",)
 
-    def _step(self, tick: int) -> tuple[str, int, Any]:
-        ring, layout = self._ring, self._layout
-        self._header[Word.TICK] = tick
-        if tick < self._header[Word.TICKS]:
-            return "stepped", tick, self._export()  # The learner was interrupted while it asked.
-        with self._phase(Phase.STEP, "step"):
+    def _step(self, tick: int) -> Any:
+        """Step, unless this tick was done before the learner was interrupted."""
+        if tick == self._ticks:
+            self._header[Word.TICK] = tick
+            self._header[Word.PHASE] = Phase.STEP
+            ring, layout, carrier = self._ring, self._layout, self._carrier
             slot = ring.slot(tick)
             for key in layout.input_keys:
-                # Memory of its own: an environment may keep its actions, and the ring goes on.
-                self._carrier.set(key, slot.get(key).clone())
-            stepped, self._carrier = self._env.step_and_maybe_reset(self._carrier)
+                # A copy: an environment may keep its actions, and the ring overwrites them.
+                carrier.set(key, slot.get(key).clone())
+            stepped, self._carrier = self._tracked.step_and_maybe_reset(carrier)
             ring.write(tick, stepped, layout.next_keys)
             ring.write(tick + 1, self._carrier, layout.root_keys)
             ring.flush()
-        self._header[Word.TICKS] += 1
-        return "stepped", tick, self._export()
+            self._ticks += 1
+        return self._export()
 
-    def _call(self, number: int, method: str, arguments: bytes) -> tuple[str, int, Any, Any]:
-        """Call a method of the environment; its exception, if any, is the last of the answer."""
+    def _call(self, method: str, arguments: bytes) -> tuple[bytes | None, Any]:
+        """Call a method of the environment; returns its result and its exception."""
         self._header[Word.PHASE] = Phase.CALL
-        args, kwargs = cloudpickle.loads(arguments)
         try:
-            return "result", number, getattr(self._env, method)(*args, **kwargs), None
+            args, kwargs = cloudpickle.loads(arguments)
+            return to_bytes(getattr(self._tracked, method)(*args, **kwargs)), None
         except Exception as error:
-            return "result", number, None, _account(error)
-
-    @contextmanager
-    def _phase(self, phase: Phase, span: str) -> Iterator[None]:
-        outside = self._header[Word.PHASE]
-        self._header[Word.PHASE] = phase
-        with self._spans.span(span, self._header[Word.TICK]):
-            yield
-        self._header[Word.PHASE] = outside
-
-    def _timed_reset(self, reset: Callable[..., TensorDictBase]) -> Callable[..., TensorDictBase]:
-        def timed(*args: Any, **kwargs: Any) -> TensorDictBase:
-            with self._phase(Phase.RESET, "reset"):
-                return reset(*args, **kwargs)
-
-        return timed
-
-    def _on_span(self, name: str, begin_ns: int, end_ns: int) -> None:
-        # A reset is timed here already, that of an environment which reports nothing as well.
-        if name != "reset":
-            self._spans.add(name, begin_ns, end_ns, self._header[Word.TICK])
+            return None, _failure(error)
 
 
-def _seed(seed: int) -> None:
-    """Seed every global generator, whichever the environment draws from."""
-    torch.manual_seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002
-    random.seed(seed)
+def _exit_with_learner() -> None:
+    """End this process when the learner ends, whatever either of them is doing."""
+    learner = multiprocessing.parent_process()
+    assert learner is not None
+    wait([learner.sentinel])
+    os._exit(1)
 
 
-def _account(error: BaseException) -> tuple[str, str, str]:
-    """Kind, text and traceback of the exception that is being handled."""
+def _failure(error: BaseException) -> tuple[str, str, str]:
+    """Class, text and traceback of the exception that is being handled."""
     try:
         text = str(error)
     except Exception:
-        text = "(its text cannot be had)"
+        text = "(its text is not available)"
     return type(error).__name__, text, traceback.format_exc()
+
+
+def _with_is_init(env: EnvBase) -> EnvBase:
+    """The environment with ``is_init``, which restarts exploration noise at resets."""
+    keys = env.observation_spec.keys(include_nested=True, leaves_only=True)
+    if any((key if isinstance(key, str) else key[-1]) == "is_init" for key in keys):
+        return env
+    if isinstance(env, TransformedEnv):  # TorchRL warns about one around another
+        return env.append_transform(InitTracker())
+    return TransformedEnv(env, InitTracker())
+
+
+def _input_keys(env: EnvBase) -> list[NestedKey]:
+    """Actions, and state that the policy writes."""
+    own = {*env.full_observation_spec.keys(True, True), *env.full_done_spec.keys(True, True)}
+    state = [key for key in env.full_state_spec.keys(True, True) if key not in own]
+    return [*env.action_keys, *state]
+
+
+def _action_masks(env: EnvBase) -> Iterator[tuple[NestedKey, NestedKey]]:
+    while isinstance(env, TransformedEnv):
+        for transform in _flat(env.transform):
+            if isinstance(transform, ActionMask):
+                action, mask = transform.in_keys
+                yield action, mask
+        env = env.base_env
+
+
+def _flat(transform: Transform) -> Iterator[Transform]:
+    if isinstance(transform, Compose):
+        for each in transform:
+            yield from _flat(each)
+    else:
+        yield transform
+
+
+def _has_method(env: EnvBase, method: str) -> bool:
+    """Whether the class of the base environment has a method; TorchRL batches claim every name."""
+    while isinstance(env, TransformedEnv):
+        env = env.base_env
+    return hasattr(type(env), method)

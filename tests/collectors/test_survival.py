@@ -102,7 +102,7 @@ def test_a_slow_start_and_a_slow_reset_are_no_failure():
 
 
 def test_c14_an_exception_in_a_reward_term_comes_with_its_traceback(nothing_left):
-    make_env = EnvFactory(breaking_pendulum, num_envs=N, seed=0, overrides={"num_threads": 1})
+    make_env = EnvFactory(breaking_pendulum(), num_envs=N, seed=0)
     with pytest.raises(CollectorError) as raised:
         collect(make_env, BREAKS_AT + 10)
     message = str(raised.value)

@@ -119,8 +119,8 @@ class PipelinedCollector(BaseCollector):
         self.env.claim()
         self.interruptor = interruptor
         self.policy = policy
-        endless = total_frames is None or total_frames < 0
-        self.total_frames = float("inf") if endless else total_frames
+        frames = -1 if total_frames is None else total_frames
+        self.total_frames = float("inf") if frames < 0 else frames
         self.init_random_frames = init_random_frames or 0
         self.exploration_type = exploration_type
         self.postproc = postproc
@@ -138,6 +138,7 @@ class PipelinedCollector(BaseCollector):
         self._asked = self._arrived = self._yielded = 0
         self._begin: int | None = None
         self._begun = False
+        self._traj_ids: Tensor
         self._number_episodes_from(0)
         try:
             self.placement.check_env(self.env.description.device)
@@ -373,8 +374,9 @@ class PipelinedCollector(BaseCollector):
         if self._carried:
             self._carried.advance(self._root(self._arrived), reset)
         if self.track_traj_ids and (count := int(reset.sum())):
-            self._traj_ids = self._traj_ids.clone()
-            self._traj_ids[reset] = torch.arange(self._next_episode, self._next_episode + count)
+            traj_ids = self._traj_ids.clone()
+            traj_ids[reset] = torch.arange(self._next_episode, self._next_episode + count)
+            self._traj_ids = traj_ids
             self._next_episode += count
 
     def _root(self, tick: int) -> TensorDictBase:

@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from multiprocessing.connection import Connection, wait
@@ -155,7 +155,12 @@ class _Worker:
     def serve(self, make_env: bytes) -> None:
         """Make the environment, then answer one request after the other."""
         self._reply(0, self._build(make_env))
-        requests = {"map": self._map, "begin": self._begin, "step": self._step, "call": self._call}
+        requests: dict[str, Callable[..., Any]] = {
+            "map": self._map,
+            "begin": self._begin,
+            "step": self._step,
+            "call": self._call,
+        }
         while True:
             self._header[Word.PHASE] = Phase.WAIT
             try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import signal
 from collections.abc import Iterator
+from multiprocessing import forkserver
 
 import pytest
 import torch
@@ -34,4 +35,5 @@ def warm_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fork collector processes from one that has imported torch; a spawned one takes seconds."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["unilab.collectors.worker"])
+    forkserver.ensure_running()
     monkeypatch.setattr(process, "_CONTEXT", context)

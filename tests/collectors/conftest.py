@@ -6,6 +6,7 @@ import gc
 import os
 import threading
 from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ def nothing_left() -> Iterator[None]:
             "children": Path(f"/proc/self/task/{os.getpid()}/children").read_text(),
         }
 
+    resource_tracker.ensure_running()  # of multiprocessing, one for the rest of this process
     before = held()
     yield
     assert held() == before

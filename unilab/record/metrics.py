@@ -56,8 +56,6 @@ METRICS: dict[str, Metric] = {
         Metric("Perf/physics_ms", "ms a control step", "mean", _ENV),
         Metric("Perf/managers_ms", "ms a control step", "mean", _ENV),
         Metric("Perf/reset_ms", "ms a control step", "mean", _ENV),
-        Metric("Perf/env_step_ms", "ms a control step", "mean", "unilab.collectors.process"),
-        Metric("Perf/env_wait_share", "share of time", "mean", "unilab.collectors.process"),
         Metric("Loss/actor", "1", "mean", _LEARNER),
         Metric("Loss/qvalue", "nat", "mean", _LEARNER),
         Metric("Loss/alpha", "1", "mean", _LEARNER),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 
@@ -15,7 +16,7 @@ import unilab
 from unilab import registry
 from unilab.errors import CapabilityError, ConfigError
 from unilab.tasks import SUITE_TASKS
-from unilab.tasks.suites.dmc.tolerance import INF, tolerance
+from unilab.tasks.suites.dmc.tolerance import tolerance
 from unilab.tasks.suites.env import SuiteEnv
 
 pytest.importorskip("dm_control", reason="needs dm_control: pip install 'unilab-torchrl[dmc]'")
@@ -165,7 +166,7 @@ def test_a_speed_can_be_set() -> None:
 
 @given(
     x=st.lists(st.floats(-30.0, 30.0), min_size=1, max_size=8),
-    bounds=st.sampled_from([(0.0, 0.0), (-1.0, 2.0), (1.2, INF)]),
+    bounds=st.sampled_from([(0.0, 0.0), (-1.0, 2.0), (1.2, math.inf)]),
     margin=st.sampled_from([0.0, 0.6, 5.0]),
     sigmoid=st.sampled_from(["gaussian", "linear", "quadratic"]),
     value=st.sampled_from([0.0, 0.1, 0.5, 0.9]),

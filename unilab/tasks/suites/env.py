@@ -1,15 +1,15 @@
-"""Tasks of other suites, with the physics, observations and rewards that they have there."""
+"""Environments of other suites, with the physics, observations and rewards that they have there."""
 
 from __future__ import annotations
 
 import logging
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar
 
 import mujoco
 import torch
@@ -17,104 +17,83 @@ from torch import Tensor
 from torchrl.data import Bounded
 
 from unilab.backends import MujocoBackend
-from unilab.checks import check_fields
+from unilab.checks import Positive, check_fields
 from unilab.envs import TorchEnv
 from unilab.envs.episodes import EpisodeSums
 from unilab.envs.nonfinite import bad_rows, is_finite, non_finite
-from unilab.errors import CapabilityError, ConfigError
+from unilab.errors import CapabilityError
 from unilab.tasks import SUITES
 
 _logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteEnvCfg:
-    """What every suite task can change."""
+    """Settings of every suite task."""
 
-    episode_length_s: float
+    env_class: ClassVar[type[SuiteEnv]]
+    episode_length_s: Positive
     """Seconds until an episode is truncated."""
     init_at_random_ep_len: bool = False
-    """Whether the first episodes begin at random points of their time, so that time limits do not
-    end all environments at once for ever after."""
+    """Whether the first episodes begin at random points of their time, to desynchronise time-outs
+    across environments."""
     num_threads: int = 0
     """Physics threads; 0 takes all cores."""
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if not self.episode_length_s > 0.0:
-            raise ConfigError(f"episode_length_s is {self.episode_length_s}: give more than 0")
+
+    def make(self, *, num_envs: int, device: torch.device | str, seed: int | None) -> SuiteEnv:
+        """Build the environment."""
+        return self.env_class(self, num_envs=num_envs, device=device, seed=seed)
 
 
-def suite_folder(suite: str) -> Path:
-    """Where the package of a suite lies; it is not imported.
-
-    Raises:
-        CapabilityError: it is not installed.
-    """
-    package = SUITES[suite]
-    spec = find_spec(package)
-    if spec is None or spec.origin is None:
-        raise CapabilityError(
-            f"{suite}/ tasks read their models from {package}, which is not installed: "
-            f'pip install "unilab-torchrl[{suite}]"'
-        )
-    return Path(spec.origin).parent
-
-
-def quietly(compile_model: Callable[[], T]) -> T:
-    """A model or its source, without MuJoCo's advice to its author."""
-    # Without a handler MuJoCo prints each warning and appends it to a MUJOCO_LOG.TXT.
-    before = mujoco.get_mju_user_warning()
-    mujoco.set_mju_user_warning(_logger.debug)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return compile_model()
-    finally:
-        mujoco.set_mju_user_warning(before)
-
-
-Cfg = TypeVar("Cfg", bound=SuiteEnvCfg)
-
-
-class SuiteEnv(TorchEnv, Generic[Cfg]):
+class SuiteEnv(TorchEnv):
     """A task computed as its suite computes it: on the host, in float64, from MuJoCo's own fields.
 
     Everything that a step publishes goes to the device in one float32 packet.
 
     Args:
         cfg: the task.
-        model: its compiled model.
-        current: whether derived fields are up to date with the state, or those that the last
-            substep began with.
         num_envs: environments in the batch, at least 1.
         device: where observations and rewards are published.
         seed: seed of everything that is random in the environment.
 
+    Raises:
+        CapabilityError: the suite is not installed, or lacks the model.
+
     Attributes:
+        suite: name of the suite in :data:`~unilab.tasks.SUITES`.
+        model: path of the model file in the suite's package.
         decimation: physics substeps of one control step.
         reward_terms: names of the columns of :meth:`_rewards`.
         fields: derived fields of MuJoCo's ``mjData`` that the task reads, besides the state.
+        current: whether derived fields are up to date with the state, or those that the last
+            substep began with.
     """
 
-    decimation: int
+    suite: ClassVar[str]
+    model: ClassVar[str]
+    decimation: ClassVar[int]
     reward_terms: ClassVar[tuple[str, ...]]
     fields: ClassVar[tuple[str, ...]] = ()
+    current: ClassVar[bool] = False
 
     def __init__(
         self,
-        cfg: Cfg,
-        model: mujoco.MjModel,
+        cfg: SuiteEnvCfg,
         *,
-        current: bool = False,
         num_envs: int,
         device: torch.device | str = "cpu",
         seed: int | None = None,
     ) -> None:
         self.cfg = cfg
         backend = MujocoBackend(
-            model, num_envs, num_threads=cfg.num_threads, fields=self.fields, current=current
+            self._compile(self._edit),
+            num_envs,
+            num_threads=cfg.num_threads,
+            fields=self.fields,
+            current=self.current,
         )
         super().__init__(num_envs=num_envs, device=device, seed=seed)
         self.backend = backend
@@ -139,7 +118,37 @@ class SuiteEnv(TorchEnv, Generic[Cfg]):
         )
         self.action_spec = Bounded(low, high, low.shape, device=self.device)
 
+    def _compile(self, edit: Callable[[mujoco.MjSpec], None]) -> mujoco.MjModel:
+        """The suite's model after an edit, without MuJoCo's warnings to the model's author."""
+        package = SUITES[self.suite]
+        spec = find_spec(package)
+        if spec is None or spec.origin is None:
+            raise CapabilityError(
+                f"{self.suite}/ tasks read their models from {package}, which is not installed: "
+                f'pip install "unilab-torchrl[{self.suite}]"'
+            )
+        path = Path(spec.origin).parent / self.model
+        if not path.is_file():
+            raise CapabilityError(
+                f"the installed {package} has no {path}: "
+                f'pip install --upgrade "unilab-torchrl[{self.suite}]"'
+            )
+        # Without a handler MuJoCo prints each warning and appends it to MUJOCO_LOG.TXT.
+        before = mujoco.get_mju_user_warning()
+        mujoco.set_mju_user_warning(_logger.debug)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                model = mujoco.MjSpec.from_file(str(path))
+                edit(model)
+                return model.compile()
+        finally:
+            mujoco.set_mju_user_warning(before)
+
     # What a task fills in -------------------------------------------------------------------------
+
+    def _edit(self, spec: mujoco.MjSpec) -> None:
+        """Change the model as the suite does for the task."""
 
     @abstractmethod
     def _observation(self, data: Mapping[str, Tensor]) -> Sequence[Tensor]:
@@ -158,7 +167,7 @@ class SuiteEnv(TorchEnv, Generic[Cfg]):
         """Drawn fields of the state that episodes begin with, ``[rows, width]`` float64.
 
         Returns:
-            ``qpos`` and ``qvel``, and what :meth:`_write` knows of besides.
+            ``qpos`` and ``qvel``, and others that :meth:`_write` uses.
         """
 
     def _terminated(self) -> Tensor:
@@ -201,18 +210,14 @@ class SuiteEnv(TorchEnv, Generic[Cfg]):
         return {"obs": self._width}
 
     def episode_so_far(self, row: int) -> tuple[dict[str, float], list[str]]:
-        """What a row's episode has come to, before it is reset.
-
-        Returns:
-            the sums of the reward's terms, and what has ended it.
-        """
+        """Reward sums of a row's episode by term, and what ended it, before its reset."""
         sums = self._episodes["Episode_Reward"][:, row].tolist()
         ended = self._episodes["Episode_Termination"][:, row].tolist()
         causes = [name for name, on in zip(("terminated", "time_out"), ended, strict=True) if on]
         return dict(zip(self.reward_terms, sums, strict=True)), causes
 
     def deployment_metadata(self) -> dict[str, Any]:
-        """What a program must know to run a policy of this task, as JSON values."""
+        """What a program needs to run a policy of this task, as JSON values."""
         space = self.action_spec.space
         return {
             "control_period": self.step_dt,
@@ -246,7 +251,7 @@ class SuiteEnv(TorchEnv, Generic[Cfg]):
         self._obs, self._outcome = self._unpacked(host.to(self.device))
 
     def _unpacked(self, packet: Tensor) -> tuple[Tensor, Tensor]:
-        """Of a packet: the observation, and columns of reward, terminated and reward terms."""
+        """A packet's observation, and its columns of reward, terminated and reward terms."""
         obs, outcome = packet.tensor_split((self.num_envs * self._width,))
         return obs.view(self.num_envs, -1), outcome.view(self.num_envs, -1)
 
@@ -264,7 +269,9 @@ class SuiteEnv(TorchEnv, Generic[Cfg]):
         if rows is None:
             return {"obs": self._obs}
         obs = torch.empty(rows.shape[0], self._width)
-        _write_blocks(obs, self._observation(Rows(self.data, rows.cpu())))
+        host_rows = rows.cpu()
+        data = {name: field.index_select(0, host_rows) for name, field in self.data.items()}
+        _write_blocks(obs, self._observation(data))
         return {"obs": obs.to(self.device)}
 
     def _stage_reset(self, rows: Tensor) -> None:
@@ -287,22 +294,6 @@ class SuiteEnv(TorchEnv, Generic[Cfg]):
         super().close(raise_if_closed=raise_if_closed)
         self.data = {}
         self.backend.close()
-
-
-class Rows(Mapping[str, Tensor]):
-    """Some rows of tensors, taken when they are asked for."""
-
-    def __init__(self, data: Mapping[str, Tensor], rows: Tensor) -> None:
-        self._data, self._rows = data, rows
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._data[name].index_select(0, self._rows)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._data)
-
-    def __len__(self) -> int:
-        return len(self._data)
 
 
 def _write_blocks(target: Tensor, blocks: Sequence[Tensor]) -> None:

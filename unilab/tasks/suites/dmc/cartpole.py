@@ -9,27 +9,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unilab.tasks.suites.dmc.dmc_env import DmcEnv, DmcEnvCfg
+from unilab.checks import Positive
+from unilab.tasks.suites.dmc.dmc_env import DmcEnv
 from unilab.tasks.suites.dmc.tolerance import tolerance
+from unilab.tasks.suites.env import SuiteEnvCfg
 
 
-@dataclass(frozen=True, kw_only=True)
-class CartpoleCfg(DmcEnvCfg):
-    """``dmc/cartpole-balance`` and ``dmc/cartpole-swingup``."""
-
-    episode_length_s: float = 10.0
-    swing_up: bool
-    """Whether the pole hangs at first."""
-
-    def make(self, *, num_envs: int, device: torch.device | str, seed: int | None) -> Cartpole:
-        """Build the environment."""
-        return Cartpole(self, num_envs=num_envs, device=device, seed=seed)
-
-
-class Cartpole(DmcEnv[CartpoleCfg]):
+class Cartpole(DmcEnv):
     """The suite's ``cartpole``."""
 
-    model = "cartpole.xml"
+    cfg: CartpoleCfg
+    model = "suite/cartpole.xml"
     decimation = 1
     fields = ("xmat",)
 
@@ -52,6 +42,16 @@ class Cartpole(DmcEnv[CartpoleCfg]):
             bound = torch.tensor((0.1, 0.034), dtype=torch.float64)
             qpos = self._uniform(rows, -bound, bound)
         return {"qpos": qpos, "qvel": self._normal(rows, 2, 0.01)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CartpoleCfg(SuiteEnvCfg):
+    """``dmc/cartpole-balance`` and ``dmc/cartpole-swingup``."""
+
+    env_class = Cartpole
+    episode_length_s: Positive = 10.0
+    swing_up: bool
+    """Whether the pole hangs at first."""
 
 
 def balance() -> CartpoleCfg:

@@ -5,34 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
+from unilab.checks import Positive
 from unilab.tasks.suites.dmc.dmc_env import DmcEnv, MoveCfg
-from unilab.tasks.suites.dmc.tolerance import INF, tolerance
+from unilab.tasks.suites.dmc.tolerance import at_least
 
 _SETTLING_STEPS = 200
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheetahCfg(MoveCfg):
-    """``dmc/cheetah-run``."""
-
-    episode_length_s: float = 10.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.must_move("cheetah")
-
-    def make(self, *, num_envs: int, device: torch.device | str, seed: int | None) -> Cheetah:
-        """Build the environment."""
-        return Cheetah(self, num_envs=num_envs, device=device, seed=seed)
-
-
-class Cheetah(DmcEnv[CheetahCfg]):
+class Cheetah(DmcEnv):
     """The suite's ``cheetah``."""
 
-    model = "cheetah.xml"
+    cfg: CheetahCfg
+    model = "suite/cheetah.xml"
     decimation = 1
     fields = ("sensordata",)
 
@@ -41,13 +27,7 @@ class Cheetah(DmcEnv[CheetahCfg]):
 
     def _reward(self, action: Tensor) -> Tensor:
         speed = self.cfg.move_speed
-        return tolerance(
-            self._sensor(self.data, "torso_subtreelinvel")[:, 0],
-            (speed, INF),
-            margin=speed,
-            value_at_margin=0.0,
-            sigmoid="linear",
-        )
+        return at_least(self._sensor(self.data, "torso_subtreelinvel")[:, 0], speed, margin=speed)
 
     def _initial_state(self, rows: int) -> dict[str, Tensor]:
         # Limited joints only: the unlimited ones are the planar root's.
@@ -60,6 +40,15 @@ class Cheetah(DmcEnv[CheetahCfg]):
         # Let it come to rest on the ground.
         self.backend.step_rows(rows, _SETTLING_STEPS)
         self.data["time"][rows] = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheetahCfg(MoveCfg):
+    """``dmc/cheetah-run``."""
+
+    env_class = Cheetah
+    can_stand = False
+    episode_length_s: Positive = 10.0
 
 
 def run() -> CheetahCfg:

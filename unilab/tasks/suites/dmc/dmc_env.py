@@ -1,4 +1,4 @@
-"""What tasks of the DeepMind Control Suite have in common."""
+"""Base of the tasks of the DeepMind Control Suite."""
 
 from __future__ import annotations
 
@@ -7,96 +7,43 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 import mujoco
 import torch
 from mujoco.batch import Batch
 from torch import Tensor
 
-from unilab.errors import CapabilityError, ConfigError
-from unilab.tasks.suites.env import SuiteEnv, SuiteEnvCfg, quietly, suite_folder
+from unilab.errors import ConfigError
+from unilab.tasks.suites.env import SuiteEnv, SuiteEnvCfg
 
 
 @dataclass(frozen=True, kw_only=True)
-class DmcEnvCfg(SuiteEnvCfg):
-    """What every task of the suite can change."""
+class MoveCfg(SuiteEnvCfg):
+    """Settings of robots that move at a speed."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class MoveCfg(DmcEnvCfg):
-    """What the tasks of robots that move at a speed can change."""
-
+    can_stand: ClassVar[bool] = True
+    """Whether the robot has a task of standing."""
     move_speed: float
     """m/s at which the reward for moving is 1; 0 rewards standing."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.move_speed < 0.0:
-            raise ConfigError(f"move_speed is {self.move_speed}: give at least 0")
-
-    def must_move(self, robot: str) -> None:
-        """Refuse a speed of 0 for a robot that is not rewarded for standing.
-
-        Raises:
-            ConfigError: the speed is 0.
-        """
-        if self.move_speed == 0.0:
-            raise ConfigError(f"move_speed is 0: the {robot} has no task of standing, give m/s")
+        if self.move_speed < 0.0 or (self.move_speed == 0.0 and not self.can_stand):
+            least = "at least 0" if self.can_stand else "more than 0"
+            raise ConfigError(f"move_speed must be {least}, got {self.move_speed}")
 
 
-Cfg = TypeVar("Cfg", bound=DmcEnvCfg)
-
-
-class DmcEnv(SuiteEnv[Cfg]):
+class DmcEnv(SuiteEnv):
     """A task of the DeepMind Control Suite.
 
     Fields that follow from positions and velocities are up to date with the state; sensors of
     acceleration, force and touch are those of the last substep, as ``dm_control`` has them.
-
-    Args:
-        cfg: the task.
-        num_envs: environments in the batch, at least 1.
-        device: where observations and rewards are published.
-        seed: seed of everything that is random in the environment.
-
-    Attributes:
-        model: file name of its model in the suite.
-
-    Raises:
-        CapabilityError: dm_control is not installed, or lacks the model.
     """
 
-    model: ClassVar[str]
+    suite = "dmc"
+    current = True
     reward_terms = ("task",)
-
-    def __init__(
-        self,
-        cfg: Cfg,
-        *,
-        num_envs: int,
-        device: torch.device | str = "cpu",
-        seed: int | None = None,
-    ) -> None:
-        path = suite_folder("dmc") / "suite" / self.model
-        if not path.is_file():
-            raise CapabilityError(
-                f"the installed dm_control has no {path}: pip install --upgrade "
-                '"unilab-torchrl[dmc]"'
-            )
-        spec = quietly(lambda: mujoco.MjSpec.from_file(str(path)))
-        self._edit(spec, cfg)
-        model = quietly(spec.compile)
-        self._sensors = {
-            s.name: slice(int(s.adr[0]), int(s.adr[0] + s.dim[0]))
-            for s in map(model.sensor, range(model.nsensor))
-        }
-        self._body = {model.body(i).name: i for i in range(model.nbody)}
-        super().__init__(cfg, model, current=True, num_envs=num_envs, device=device, seed=seed)
-        self._disableflags = self.backend.expand("opt.disableflags")
-
-    def _edit(self, spec: mujoco.MjSpec, cfg: Cfg) -> None:
-        """Change the model as the suite does for the task."""
 
     @abstractmethod
     def _reward(self, action: Tensor) -> Tensor:
@@ -104,6 +51,10 @@ class DmcEnv(SuiteEnv[Cfg]):
 
     def _rewards(self, action: Tensor) -> Sequence[Tensor]:
         return (self._reward(action),)
+
+    @cached_property
+    def _disableflags(self) -> Tensor:
+        return self.backend.expand("opt.disableflags")
 
     def _write(self, rows: Tensor, start: dict[str, Tensor]) -> None:
         qpos, qvel = start["qpos"], start["qvel"]
@@ -118,9 +69,20 @@ class DmcEnv(SuiteEnv[Cfg]):
 
     # What tasks read ------------------------------------------------------------------------------
 
-    def _sensor(self, data: Mapping[str, Tensor], name: str) -> Tensor:
-        """``[n, width]``."""
-        return data["sensordata"][:, self._sensors[name]]
+    @cached_property
+    def _sensor_columns(self) -> dict[str, slice]:
+        model = self.backend.mj_model
+        sensors = [model.sensor(i) for i in range(model.nsensor)]
+        return {s.name: slice(int(s.adr[0]), int(s.adr[0] + s.dim[0])) for s in sensors}
+
+    @cached_property
+    def _body(self) -> dict[str, int]:
+        """Indices of the bodies by name."""
+        return {name: i for i, name in enumerate(self.backend.bodies)}
+
+    def _sensor(self, data: Mapping[str, Tensor], *names: str) -> Tensor:
+        """``[n, sum of widths]``, sensors side by side."""
+        return torch.cat([data["sensordata"][:, self._sensor_columns[name]] for name in names], 1)
 
     def _position(self, data: Mapping[str, Tensor], body: str) -> Tensor:
         """``[n, 3]`` m, of a body's frame."""
@@ -145,7 +107,11 @@ class DmcEnv(SuiteEnv[Cfg]):
         angles, rates = ([getattr(j, at).start for j in joints] for at in ("qpos", "qvel"))
         return torch.tensor(angles), torch.tensor(rates)
 
-    # What episodes begin with ---------------------------------------------------------------------
+    # Initial states ---------------------------------------------------------------------
+
+    @cached_property
+    def _touching(self) -> ContactQuery:
+        return ContactQuery(self.backend.mj_model, self.num_envs, self.cfg.num_threads)
 
     def _home(self, rows: int) -> dict[str, Tensor]:
         """The model's own pose, at rest."""
@@ -153,7 +119,7 @@ class DmcEnv(SuiteEnv[Cfg]):
         return {"qpos": qpos, "qvel": qpos.new_zeros(rows, self.data["qvel"].shape[1])}
 
     def _random_pose(self, rows: int) -> Tensor:
-        """``[rows, nq]``: joints anywhere in their ranges, unlimited ones turned anyhow.
+        """``[rows, nq]``: joints uniform in their ranges, unlimited hinges in [-pi, pi].
 
         ``dm_control.suite.utils.randomizers.randomize_limited_and_rotational_joints`` for models
         without ball joints; unlimited slides, and where a root is, stay.
@@ -176,13 +142,13 @@ class DmcEnv(SuiteEnv[Cfg]):
         return qpos
 
 
-class Touching:
-    """Which poses touch something, found in simulations that are nothing else's.
+class ContactQuery:
+    """Tells which poses touch something, in a batch of simulations of its own.
 
     Args:
         model: the task's.
-        num_envs: poses that are looked at together, at most.
-        num_threads: threads that do it; 0 takes all cores.
+        num_envs: most poses of one call.
+        num_threads: threads of the batch; 0 takes all cores.
     """
 
     def __init__(self, model: mujoco.MjModel, num_envs: int, num_threads: int) -> None:

@@ -5,83 +5,67 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import mujoco
 import torch
 from torch import Tensor
 
+from unilab.checks import Positive
 from unilab.tasks.suites.dmc.dmc_env import DmcEnv, MoveCfg
-from unilab.tasks.suites.dmc.tolerance import INF, tolerance
+from unilab.tasks.suites.dmc.tolerance import at_least, tolerance
 
 _MIN_UPRIGHT = math.cos(math.radians(30.0))
 _STAND_HEIGHT_FRACTION = 0.9
+_TRUNK = ("torso", "pelvis")
+_SOLES = ("palm_L", "palm_R", "sole_L", "sole_R")
 _TIME_LIMIT = 15.0  # s, by which the suite sizes the floor
 
 
-@dataclass(frozen=True, kw_only=True)
-class DogCfg(MoveCfg):
-    """``dmc/dog-stand``, ``dmc/dog-walk``, ``dmc/dog-trot`` and ``dmc/dog-run``."""
-
-    episode_length_s: float = 15.0
-
-    def make(self, *, num_envs: int, device: torch.device | str, seed: int | None) -> Dog:
-        """Build the environment."""
-        return Dog(self, num_envs=num_envs, device=device, seed=seed)
-
-
-class Dog(DmcEnv[DogCfg]):
+class Dog(DmcEnv):
     """The suite's ``dog``, without a ball."""
 
-    model = "dog.xml"
+    cfg: DogCfg
+    model = "suite/dog.xml"
     decimation = 3
     fields = ("xmat", "xpos", "sensordata")
 
-    def __init__(
-        self,
-        cfg: DogCfg,
-        *,
-        num_envs: int,
-        device: torch.device | str = "cpu",
-        seed: int | None = None,
-    ) -> None:
-        super().__init__(cfg, num_envs=num_envs, device=device, seed=seed)
-        # At first every environment is in the model's own pose.
-        first = {name: self.data[name][:1] for name in self.fields}
-        heights = (self._heights(first)[0] * _STAND_HEIGHT_FRACTION).tolist()
-        self._torso_height, self._pelvis_height = heights
-        model = self.backend.mj_model
-        mass = float(model.body_subtreemass[self._body["torso"]])
-        self._weight = -float(model.opt.gravity[2]) * mass
+    @cached_property
+    def _standing(self) -> list[float]:
+        """m, heights of torso and pelvis that count as standing."""
+        data = mujoco.MjData(self.backend.mj_model)
+        mujoco.mj_kinematics(self.backend.mj_model, data)
+        return [_STAND_HEIGHT_FRACTION * float(data.body(name).xpos[2]) for name in _TRUNK]
 
-    def _edit(self, spec: mujoco.MjSpec, cfg: DogCfg) -> None:
+    @cached_property
+    def _weight(self) -> float:
+        """N."""
+        model = self.backend.mj_model
+        return -float(model.opt.gravity[2]) * float(model.body_subtreemass[self._body["torso"]])
+
+    def _edit(self, spec: mujoco.MjSpec) -> None:
         spec.delete(spec.body("ball"))
         for name in ("ball", "head"):
             spec.delete(spec.camera(name))
         for name in ("target", "wall_px", "wall_py", "wall_nx", "wall_ny"):
             spec.delete(spec.geom(name))
-        size = _TIME_LIMIT * (cfg.move_speed or 1.0)
+        size = _TIME_LIMIT * (self.cfg.move_speed or 1.0)
         spec.geom("floor").size = (size, size, 0.1)
 
     def _heights(self, data: Mapping[str, Tensor]) -> Tensor:
         """``[n, 2]`` m, of torso and pelvis."""
-        bodies = [self._position(data, name)[:, 2] for name in ("torso", "pelvis")]
+        bodies = [self._position(data, name)[:, 2] for name in _TRUNK]
         return torch.stack(bodies, 1)
 
     def _tilt(self, data: Mapping[str, Tensor]) -> Tensor:
         """``[n, 3, 3]``, what is vertical in the frames of skull, torso and pelvis."""
-        frames = [self._frame(data, name)[:, 2] for name in ("skull", "torso", "pelvis")]
+        frames = [self._frame(data, name)[:, 2] for name in ("skull", *_TRUNK)]
         return torch.stack(frames, 1)
 
     def _velocity(self, data: Mapping[str, Tensor]) -> Tensor:
         """``[n, 3]`` m/s, of the centre of mass in the torso's frame."""
         velocity = self._sensor(data, "torso_linvel").unsqueeze(1)
         return (velocity @ self._frame(data, "torso")).squeeze(1)
-
-    def _several(self, data: Mapping[str, Tensor], *names: str) -> Tensor:
-        return torch.cat([self._sensor(data, name) for name in names], 1)
-
-    def _touch(self, data: Mapping[str, Tensor]) -> Tensor:
-        return self._several(data, "palm_L", "palm_R", "sole_L", "sole_R")
 
     def _observation(self, data: Mapping[str, Tensor]) -> Sequence[Tensor]:
         angles, rates = self._hinges
@@ -91,31 +75,21 @@ class Dog(DmcEnv[DogCfg]):
             self._heights(data),
             self._tilt(data).flatten(1),
             self._velocity(data),
-            self._several(data, "accelerometer", "velocimeter", "gyro"),
-            self._several(data, "foot_L", "foot_R", "hand_L", "hand_R"),
-            self._touch(data),
+            self._sensor(data, "accelerometer", "velocimeter", "gyro"),
+            self._sensor(data, "foot_L", "foot_R", "hand_L", "hand_R"),
+            self._sensor(data, *_SOLES),
             data["act"],
         )
 
     def _reward(self, action: Tensor) -> Tensor:
-        torso, pelvis = self._heights(self.data).unbind(1)
-        high = tolerance(torso, (self._torso_height, INF), margin=self._torso_height) * tolerance(
-            pelvis, (self._pelvis_height, INF), margin=self._pelvis_height
-        )
-        upright = tolerance(
-            self._tilt(self.data)[:, :, 2],
-            (_MIN_UPRIGHT, INF),
-            sigmoid="linear",
-            margin=_MIN_UPRIGHT + 1.0,
-            value_at_margin=0.0,
-        ).prod(1)
-        touch = tolerance(
-            self._touch(self.data).sum(1),
-            (self._weight, INF),
-            margin=self._weight,
-            sigmoid="linear",
-            value_at_margin=0.9,
-        )
+        (torso, pelvis), weight = self._standing, self._weight
+        heights = self._heights(self.data)
+        high = tolerance(heights[:, 0], (torso, math.inf), margin=torso)
+        high = high * tolerance(heights[:, 1], (pelvis, math.inf), margin=pelvis)
+        tilt = self._tilt(self.data)[:, :, 2]
+        upright = at_least(tilt, _MIN_UPRIGHT, margin=_MIN_UPRIGHT + 1.0).prod(1)
+        load = self._sensor(self.data, *_SOLES).sum(1)
+        touch = at_least(load, weight, margin=weight, value_at_margin=0.9)
         stand = high * upright * touch
         speed = self.cfg.move_speed
         if speed == 0.0:
@@ -139,6 +113,14 @@ class Dog(DmcEnv[DogCfg]):
         bounds = torch.tensor([a.ctrl_range for a in self.backend.actuators], dtype=torch.float64)
         start["act"] = self._uniform(rows, bounds[:, 0], bounds[:, 1])
         return start
+
+
+@dataclass(frozen=True, kw_only=True)
+class DogCfg(MoveCfg):
+    """``dmc/dog-stand``, ``dmc/dog-walk``, ``dmc/dog-trot`` and ``dmc/dog-run``."""
+
+    env_class = Dog
+    episode_length_s: Positive = 15.0
 
 
 def stand() -> DogCfg:

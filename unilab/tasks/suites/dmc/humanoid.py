@@ -2,47 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from unilab.tasks.suites.dmc.dmc_env import DmcEnv, MoveCfg, Touching
-from unilab.tasks.suites.dmc.tolerance import INF, tolerance
+from unilab.checks import Positive
+from unilab.tasks.suites.dmc.dmc_env import DmcEnv, MoveCfg
+from unilab.tasks.suites.dmc.tolerance import at_least, tolerance
 
 _STAND_HEIGHT = 1.4
 _LIMBS = ("left_hand", "left_foot", "right_hand", "right_foot")
 
 
-@dataclass(frozen=True, kw_only=True)
-class HumanoidCfg(MoveCfg):
-    """``dmc/humanoid-stand``, ``dmc/humanoid-walk`` and ``dmc/humanoid-run``."""
-
-    episode_length_s: float = 25.0
-
-    def make(self, *, num_envs: int, device: torch.device | str, seed: int | None) -> Humanoid:
-        """Build the environment."""
-        return Humanoid(self, num_envs=num_envs, device=device, seed=seed)
-
-
-class Humanoid(DmcEnv[HumanoidCfg]):
+class Humanoid(DmcEnv):
     """The suite's ``humanoid``."""
 
-    model = "humanoid.xml"
+    cfg: HumanoidCfg
+    model = "suite/humanoid.xml"
     decimation = 5
     fields = ("xmat", "xpos", "sensordata")
-
-    def __init__(
-        self,
-        cfg: HumanoidCfg,
-        *,
-        num_envs: int,
-        device: torch.device | str = "cpu",
-        seed: int | None = None,
-    ) -> None:
-        super().__init__(cfg, num_envs=num_envs, device=device, seed=seed)
-        self._touching = Touching(self.backend.mj_model, num_envs, cfg.num_threads)
 
     def _observation(self, data: Mapping[str, Tensor]) -> Sequence[Tensor]:
         return (
@@ -55,25 +35,16 @@ class Humanoid(DmcEnv[HumanoidCfg]):
         )
 
     def _reward(self, action: Tensor) -> Tensor:
-        standing = tolerance(
-            self._position(self.data, "head")[:, 2], (_STAND_HEIGHT, INF), margin=_STAND_HEIGHT / 4
-        )
-        upright = tolerance(
-            self._frame(self.data, "torso")[:, 2, 2],
-            (0.9, INF),
-            sigmoid="linear",
-            margin=1.9,
-            value_at_margin=0.0,
-        )
+        head = self._position(self.data, "head")[:, 2]
+        standing = tolerance(head, (_STAND_HEIGHT, math.inf), margin=_STAND_HEIGHT / 4)
+        upright = at_least(self._frame(self.data, "torso")[:, 2, 2], 0.9, margin=1.9)
         control = tolerance(action, margin=1.0, value_at_margin=0.0, sigmoid="quadratic").mean(1)
         stand = standing * upright * (4.0 + control) / 5.0
         velocity = self._sensor(self.data, "torso_subtreelinvel")[:, :2]
         speed = self.cfg.move_speed
         if speed == 0.0:
             return stand * tolerance(velocity, margin=2.0).mean(1)
-        move = tolerance(
-            velocity.norm(dim=1), (speed, INF), margin=speed, value_at_margin=0.0, sigmoid="linear"
-        )
+        move = at_least(velocity.norm(dim=1), speed, margin=speed)
         return stand * (5.0 * move + 1.0) / 6.0
 
     def _initial_state(self, rows: int) -> dict[str, Tensor]:
@@ -81,6 +52,14 @@ class Humanoid(DmcEnv[HumanoidCfg]):
         while (bad := self._touching(qpos).nonzero().flatten()).shape[0]:
             qpos[bad] = self._random_pose(bad.shape[0])
         return {**self._home(rows), "qpos": qpos}
+
+
+@dataclass(frozen=True, kw_only=True)
+class HumanoidCfg(MoveCfg):
+    """``dmc/humanoid-stand``, ``dmc/humanoid-walk`` and ``dmc/humanoid-run``."""
+
+    env_class = Humanoid
+    episode_length_s: Positive = 25.0
 
 
 def stand() -> HumanoidCfg:

@@ -9,27 +9,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unilab.tasks.suites.dmc.dmc_env import DmcEnv, DmcEnvCfg
+from unilab.checks import Positive
+from unilab.tasks.suites.dmc.dmc_env import DmcEnv
 from unilab.tasks.suites.dmc.tolerance import tolerance
+from unilab.tasks.suites.env import SuiteEnvCfg
 
 _UPRIGHT = math.cos(math.radians(8.0))
 
 
-@dataclass(frozen=True, kw_only=True)
-class PendulumCfg(DmcEnvCfg):
-    """``dmc/pendulum-swingup``."""
-
-    episode_length_s: float = 20.0
-
-    def make(self, *, num_envs: int, device: torch.device | str, seed: int | None) -> Pendulum:
-        """Build the environment."""
-        return Pendulum(self, num_envs=num_envs, device=device, seed=seed)
-
-
-class Pendulum(DmcEnv[PendulumCfg]):
+class Pendulum(DmcEnv):
     """The suite's ``pendulum``."""
 
-    model = "pendulum.xml"
+    cfg: PendulumCfg
+    model = "suite/pendulum.xml"
     decimation = 1
     fields = ("xmat",)
 
@@ -43,6 +35,14 @@ class Pendulum(DmcEnv[PendulumCfg]):
     def _initial_state(self, rows: int) -> dict[str, Tensor]:
         turn = torch.tensor((math.pi,), dtype=torch.float64)
         return {**self._home(rows), "qpos": self._uniform(rows, -turn, turn)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PendulumCfg(SuiteEnvCfg):
+    """``dmc/pendulum-swingup``."""
+
+    env_class = Pendulum
+    episode_length_s: Positive = 20.0
 
 
 def swingup() -> PendulumCfg:

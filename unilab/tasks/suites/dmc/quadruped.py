@@ -10,46 +10,22 @@ import mujoco
 import torch
 from torch import Tensor
 
-from unilab.tasks.suites.dmc.dmc_env import DmcEnv, MoveCfg, Touching
-from unilab.tasks.suites.dmc.tolerance import INF, tolerance
+from unilab.checks import Positive
+from unilab.tasks.suites.dmc.dmc_env import DmcEnv, MoveCfg
+from unilab.tasks.suites.dmc.tolerance import at_least
 
 _TIME_LIMIT = 20.0  # s, by which the suite sizes the floor
 
 
-@dataclass(frozen=True, kw_only=True)
-class QuadrupedCfg(MoveCfg):
-    """``dmc/quadruped-walk`` and ``dmc/quadruped-run``."""
-
-    episode_length_s: float = 20.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.must_move("quadruped")
-
-    def make(self, *, num_envs: int, device: torch.device | str, seed: int | None) -> Quadruped:
-        """Build the environment."""
-        return Quadruped(self, num_envs=num_envs, device=device, seed=seed)
-
-
-class Quadruped(DmcEnv[QuadrupedCfg]):
+class Quadruped(DmcEnv):
     """The suite's ``quadruped``, on a floor."""
 
-    model = "quadruped.xml"
+    cfg: QuadrupedCfg
+    model = "suite/quadruped.xml"
     decimation = 4
     fields = ("xmat", "xpos", "sensordata")
 
-    def __init__(
-        self,
-        cfg: QuadrupedCfg,
-        *,
-        num_envs: int,
-        device: torch.device | str = "cpu",
-        seed: int | None = None,
-    ) -> None:
-        super().__init__(cfg, num_envs=num_envs, device=device, seed=seed)
-        self._touching = Touching(self.backend.mj_model, num_envs, cfg.num_threads)
-
-    def _edit(self, spec: mujoco.MjSpec, cfg: QuadrupedCfg) -> None:
+    def _edit(self, spec: mujoco.MjSpec) -> None:
         for name in ("wall_px", "wall_py", "wall_nx", "wall_ny", "terrain"):
             spec.delete(spec.geom(name))
         spec.delete(spec.body("ball"))
@@ -57,7 +33,7 @@ class Quadruped(DmcEnv[QuadrupedCfg]):
         for sensor in list(spec.sensors):
             if sensor.type == mujoco.mjtSensor.mjSENS_RANGEFINDER:
                 spec.delete(sensor)
-        size = _TIME_LIMIT * cfg.move_speed
+        size = _TIME_LIMIT * self.cfg.move_speed
         spec.geom("floor").size = (size, size, 0.5)
 
     def _observation(self, data: Mapping[str, Tensor]) -> Sequence[Tensor]:
@@ -89,20 +65,9 @@ class Quadruped(DmcEnv[QuadrupedCfg]):
 
     def _reward(self, action: Tensor) -> Tensor:
         speed = self.cfg.move_speed
-        move = tolerance(
-            self._sensor(self.data, "velocimeter")[:, 0],
-            (speed, INF),
-            margin=speed,
-            value_at_margin=0.5,
-            sigmoid="linear",
-        )
-        upright = tolerance(
-            self._frame(self.data, "torso")[:, 2, 2],
-            (1.0, INF),
-            sigmoid="linear",
-            margin=2.0,
-            value_at_margin=0.0,
-        )
+        forward = self._sensor(self.data, "velocimeter")[:, 0]
+        move = at_least(forward, speed, margin=speed, value_at_margin=0.5)
+        upright = at_least(self._frame(self.data, "torso")[:, 2, 2], 1.0, margin=2.0)
         return upright * move
 
     def _initial_state(self, rows: int) -> dict[str, Tensor]:
@@ -116,6 +81,15 @@ class Quadruped(DmcEnv[QuadrupedCfg]):
         while (low := low[self._touching(qpos[low])]).shape[0]:
             qpos[low, 2] += 0.01
         return start
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuadrupedCfg(MoveCfg):
+    """``dmc/quadruped-walk`` and ``dmc/quadruped-run``."""
+
+    env_class = Quadruped
+    can_stand = False
+    episode_length_s: Positive = 20.0
 
 
 def walk() -> QuadrupedCfg:

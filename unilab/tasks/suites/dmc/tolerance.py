@@ -8,8 +8,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-INF = math.inf
-
 
 def tolerance(
     x: Tensor,
@@ -44,3 +42,10 @@ def tolerance(
     else:
         value = (1.0 - (distance * math.sqrt(1.0 - value_at_margin)).square()).clamp(min=0.0)
     return torch.where(inside, 1.0, value)
+
+
+def at_least(x: Tensor, low: float, *, margin: float, value_at_margin: float = 0.0) -> Tensor:
+    """1 from ``low`` on, falling linearly to ``value_at_margin`` at ``low - margin``."""
+    return tolerance(
+        x, (low, math.inf), margin=margin, sigmoid="linear", value_at_margin=value_at_margin
+    )

@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
+from unilab.checks import Positive
 from unilab.tasks.suites.dmc.dmc_env import DmcEnv, MoveCfg
-from unilab.tasks.suites.dmc.tolerance import INF, tolerance
+from unilab.tasks.suites.dmc.tolerance import at_least, tolerance
 
 _STAND_HEIGHT = 1.2
 
 
-@dataclass(frozen=True, kw_only=True)
-class WalkerCfg(MoveCfg):
-    """``dmc/walker-stand``, ``dmc/walker-walk`` and ``dmc/walker-run``."""
-
-    episode_length_s: float = 25.0
-
-    def make(self, *, num_envs: int, device: torch.device | str, seed: int | None) -> Walker:
-        """Build the environment."""
-        return Walker(self, num_envs=num_envs, device=device, seed=seed)
-
-
-class Walker(DmcEnv[WalkerCfg]):
+class Walker(DmcEnv):
     """The suite's ``walker``."""
 
-    model = "walker.xml"
+    cfg: WalkerCfg
+    model = "suite/walker.xml"
     decimation = 10
     fields = ("xmat", "xpos", "sensordata")
 
@@ -40,23 +31,26 @@ class Walker(DmcEnv[WalkerCfg]):
 
     def _reward(self, action: Tensor) -> Tensor:
         height = self._position(self.data, "torso")[:, 2]
-        standing = tolerance(height, (_STAND_HEIGHT, INF), margin=_STAND_HEIGHT / 2.0)
+        standing = tolerance(height, (_STAND_HEIGHT, math.inf), margin=_STAND_HEIGHT / 2.0)
         upright = (1.0 + self._frame(self.data, "torso")[:, 2, 2]) / 2.0
         stand = (3.0 * standing + upright) / 4.0
         speed = self.cfg.move_speed
         if speed == 0.0:
             return stand
-        move = tolerance(
-            self._sensor(self.data, "torso_subtreelinvel")[:, 0],
-            (speed, INF),
-            margin=speed / 2.0,
-            value_at_margin=0.5,
-            sigmoid="linear",
-        )
+        forward = self._sensor(self.data, "torso_subtreelinvel")[:, 0]
+        move = at_least(forward, speed, margin=speed / 2.0, value_at_margin=0.5)
         return stand * (5.0 * move + 1.0) / 6.0
 
     def _initial_state(self, rows: int) -> dict[str, Tensor]:
         return {**self._home(rows), "qpos": self._random_pose(rows)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class WalkerCfg(MoveCfg):
+    """``dmc/walker-stand``, ``dmc/walker-walk`` and ``dmc/walker-run``."""
+
+    env_class = Walker
+    episode_length_s: Positive = 25.0
 
 
 def stand() -> WalkerCfg:

@@ -9,54 +9,57 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unilab.checks import Bound
-from unilab.tasks.suites.gym.gym_env import FallingEnv, HealthyCfg, between, check_range
+from unilab.checks import Bound, Positive
+from unilab.tasks.suites.gym.gym_env import FallingEnv, HealthyCfg, between
 
 
-@dataclass(frozen=True, kw_only=True)
-class HopperCfg(HealthyCfg):
-    """``gym/Hopper-v5``."""
+class PlanarLeggedEnv(FallingEnv):
+    """Gymnasium's ``Hopper-v5`` and ``Walker2d-v5``, whose torso must stay high and upright."""
 
-    episode_length_s: float = 8.0
-    ctrl_cost_weight: float = 1e-3
-    reset_noise_scale: float = 5e-3
-    healthy_z_range: tuple[Bound, Bound] = (0.7, math.inf)
-    healthy_angle_range: tuple[Bound, Bound] = (-0.2, 0.2)
-    """rad, angles of the torso at which the robot is healthy."""
-    healthy_state_range: tuple[Bound, Bound] = (-100.0, 100.0)
-    """m, rad and their rates, for every other coordinate."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("healthy_angle_range", self.healthy_angle_range)
-        check_range("healthy_state_range", self.healthy_state_range)
-
-    def make(self, *, num_envs: int, device: torch.device | str, seed: int | None) -> Hopper:
-        """Build the environment."""
-        return Hopper(self, num_envs=num_envs, device=device, seed=seed)
-
-
-class Hopper(FallingEnv[HopperCfg]):
-    """Gymnasium's ``Hopper-v5``."""
-
-    model = "hopper.xml"
+    cfg: PlanarLeggedCfg
     decimation = 4
-    reward_terms = ("forward", "ctrl", "survive")
 
     def _observation(self, data: Mapping[str, Tensor]) -> Sequence[Tensor]:
         return (data["qpos"][:, 1:], data["qvel"].clamp(-10.0, 10.0))
 
-    def _rewards(self, action: Tensor) -> Sequence[Tensor]:
-        return self._forward(), self._ctrl_cost(action), self._survive()
+    def _healthy(self) -> Tensor:
+        height, angle = self.data["qpos"][:, 1:3].unbind(1)
+        return between(height, self.cfg.healthy_z_range) & between(
+            angle, self.cfg.healthy_angle_range
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanarLeggedCfg(HealthyCfg):
+    """Settings of planar legged robots."""
+
+    episode_length_s: Positive = 8.0
+    ctrl_cost_weight: float = 1e-3
+    reset_noise_scale: float = 5e-3
+    healthy_angle_range: tuple[Bound, Bound]
+    """rad, angles of the torso at which the robot is healthy."""
+
+
+class Hopper(PlanarLeggedEnv):
+    """Gymnasium's ``Hopper-v5``."""
+
+    cfg: HopperCfg
+    model = "envs/mujoco/assets/hopper.xml"
 
     def _healthy(self) -> Tensor:
-        cfg, qpos = self.cfg, self.data["qpos"]
-        state = torch.cat((qpos[:, 2:], self.data["qvel"]), 1)
-        return (
-            between(qpos[:, 1], cfg.healthy_z_range)
-            & between(qpos[:, 2], cfg.healthy_angle_range)
-            & between(state, cfg.healthy_state_range).all(1)
-        )
+        state = torch.cat((self.data["qpos"][:, 2:], self.data["qvel"]), 1)
+        return super()._healthy() & between(state, self.cfg.healthy_state_range).all(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HopperCfg(PlanarLeggedCfg):
+    """``gym/Hopper-v5``."""
+
+    env_class = Hopper
+    healthy_z_range: tuple[Bound, Bound] = (0.7, math.inf)
+    healthy_angle_range: tuple[Bound, Bound] = (-0.2, 0.2)
+    healthy_state_range: tuple[Bound, Bound] = (-100.0, 100.0)
+    """m, rad and their rates, for every other coordinate."""
 
 
 def hopper_v5() -> HopperCfg:

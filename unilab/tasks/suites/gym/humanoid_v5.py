@@ -5,58 +5,27 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from unilab.checks import Bound
-from unilab.tasks.suites.gym.contact_env import ContactEnv
-from unilab.tasks.suites.gym.gym_env import HealthyCfg, between, check_range
+from unilab.checks import Bound, Positive
+from unilab.tasks.suites.gym.contact_env import ContactCfg, ContactEnv
+from unilab.tasks.suites.gym.gym_env import between
 
 
-@dataclass(frozen=True, kw_only=True)
-class HumanoidCfg(HealthyCfg):
-    """``gym/Humanoid-v5``."""
-
-    episode_length_s: float = 15.0
-    forward_reward_weight: float = 1.25
-    ctrl_cost_weight: float = 0.1
-    contact_cost_weight: float = 5e-7
-    """Cost of the squared contact forces, summed over the bodies."""
-    contact_cost_range: tuple[Bound, Bound] = (-math.inf, 10.0)
-    """To which the cost of contacts is clipped."""
-    healthy_reward: float = 5.0
-    reset_noise_scale: float = 1e-2
-    healthy_z_range: tuple[Bound, Bound] = (1.0, 2.0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("contact_cost_range", self.contact_cost_range)
-
-    def make(self, *, num_envs: int, device: torch.device | str, seed: int | None) -> Humanoid:
-        """Build the environment."""
-        return Humanoid(self, num_envs=num_envs, device=device, seed=seed)
-
-
-class Humanoid(ContactEnv[HumanoidCfg]):
+class Humanoid(ContactEnv):
     """Gymnasium's ``Humanoid-v5``."""
 
-    model = "humanoid.xml"
-    decimation = 5
+    cfg: HumanoidCfg
+    model = "envs/mujoco/assets/humanoid.xml"
     fields = (*ContactEnv.fields, "cinert", "xipos")
-    reward_terms = ("forward", "ctrl", "contact", "survive")
 
-    def __init__(
-        self,
-        cfg: HumanoidCfg,
-        *,
-        num_envs: int,
-        device: torch.device | str = "cpu",
-        seed: int | None = None,
-    ) -> None:
-        super().__init__(cfg, num_envs=num_envs, device=device, seed=seed)
+    @cached_property
+    def _share_of_mass(self) -> Tensor:
         mass = torch.from_numpy(self.backend.mj_model.body_mass)
-        self._share_of_mass = mass / mass.sum()
+        return mass / mass.sum()
 
     def _x(self) -> Tensor:
         # The centre of mass: a substep behind qpos.
@@ -73,13 +42,28 @@ class Humanoid(ContactEnv[HumanoidCfg]):
             data["cfrc_ext"][:, 6:],
         )
 
-    def _rewards(self, action: Tensor) -> Sequence[Tensor]:
+    def _contact_cost(self) -> Tensor:
         cost = self.cfg.contact_cost_weight * self.data["cfrc_ext"].square().sum(1)
-        contact = -cost.clamp(*self.cfg.contact_cost_range)
-        return self._forward(), self._ctrl_cost(action), contact, self._survive()
+        return cost.clamp(*self.cfg.contact_cost_range)
 
     def _healthy(self) -> Tensor:
         return between(self.data["qpos"][:, 2], self.cfg.healthy_z_range)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HumanoidCfg(ContactCfg):
+    """``gym/Humanoid-v5``."""
+
+    env_class = Humanoid
+    episode_length_s: Positive = 15.0
+    forward_reward_weight: float = 1.25
+    ctrl_cost_weight: float = 0.1
+    contact_cost_weight: float = 5e-7
+    contact_cost_range: tuple[Bound, Bound] = (-math.inf, 10.0)
+    """To which the cost of contacts is clipped."""
+    healthy_reward: float = 5.0
+    reset_noise_scale: float = 1e-2
+    healthy_z_range: tuple[Bound, Bound] = (1.0, 2.0)
 
 
 def humanoid_v5() -> HumanoidCfg:

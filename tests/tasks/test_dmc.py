@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -13,8 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import unilab
-from unilab import registry
-from unilab.errors import CapabilityError, ConfigError
 from unilab.tasks import SUITE_TASKS
 from unilab.tasks.suites.dmc.tolerance import tolerance
 from unilab.tasks.suites.env import SuiteEnv
@@ -119,38 +115,12 @@ def test_the_interface_is_dm_controls(task: str) -> None:
     assert env.max_episode_length == there._step_limit == 1000
 
 
-@pytest.mark.parametrize("task", ["dmc/humanoid-run", "dmc/cheetah-run", "dmc/dog-run"])
-def test_selected_rows_begin_anew_and_the_others_go_on(task: str) -> None:
-    env = make(task, num_envs=3)
-    data = env.rollout(5)[:, -1]["next"]
-    last = data["obs"].clone()
-    state = env.backend.get_replay_state().clone()
-    data["_reset"] = torch.tensor([[False], [True], [False]])
-    begun = env.reset(data)
-
-    assert torch.equal(begun["obs"][[0, 2]], last[[0, 2]])
-    assert not torch.equal(begun["obs"][1], last[1])
-    assert torch.equal(env.backend.get_replay_state()[[0, 2]], state[[0, 2]])
-    assert env.episode_length.tolist() == [5, 0, 5]
-    assert env.data["time"][1] == 0.0
-    env.close()
-
-
 @pytest.mark.parametrize("task", ["dmc/humanoid-run", "dmc/quadruped-run"])
 def test_no_episode_begins_within_something(task: str) -> None:
     env = make(task, num_envs=50)
     env.reset()
     assert not env._touching(env.data["qpos"]).any()
     env.close()
-
-
-def test_the_time_limit_truncates() -> None:
-    env = make("dmc/walker-walk", episode_length_s=0.05)
-    data = env.rollout(2, break_when_any_done=False)["next"]
-    env.close()
-
-    assert data["truncated"][:, :, 0].int().tolist() == [[0, 1]] * 2
-    assert not data["terminated"].any()
 
 
 def test_a_speed_can_be_set() -> None:
@@ -177,45 +147,3 @@ def test_tolerance_is_dm_controls(x, bounds, margin, sigmoid, value) -> None:
     here = tolerance(torch.tensor(x, dtype=torch.float64), bounds, **arguments)
     there = rewards.tolerance(np.array(x), bounds, **arguments)
     np.testing.assert_allclose(here.numpy(), there, rtol=1e-12, atol=1e-15)
-
-
-@pytest.mark.parametrize(
-    ("task", "overrides", "message"),
-    [
-        ("walker-run", {"mov_speed": 1.0}, r"no 'mov_speed' \(did you mean 'move_speed'"),
-        ("walker-run", {"move_speed": -1.0}, r"move_speed is -1.0: give at least 0"),
-        ("quadruped-run", {"move_speed": 0.0}, r"move_speed is 0: the quadruped has no task of"),
-        ("cheetah-run", {"move_speed": 0.0}, r"move_speed is 0: the cheetah has no task of"),
-    ],
-)
-def test_an_override_that_does_not_fit_says_so(task: str, overrides: dict, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        registry.factory(f"dmc/{task}", num_envs=1, overrides=overrides)
-
-
-def test_without_dm_control_a_task_says_what_to_install(monkeypatch) -> None:
-    # An entry of None is how Python notes that an import is barred.
-    monkeypatch.setitem(sys.modules, "dm_control", None)
-    with pytest.raises(
-        CapabilityError,
-        match=r'dm_control, which is not installed: pip install "unilab-torchrl\[dmc\]"',
-    ):
-        unilab.make("dmc/walker-run")
-
-
-def test_a_dm_control_without_the_model_says_what_to_install(monkeypatch, tmp_path) -> None:
-    (tmp_path / "dm_control").mkdir()
-    (tmp_path / "dm_control" / "__init__.py").touch()
-    monkeypatch.delitem(sys.modules, "dm_control")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(CapabilityError, match=r"has no .*walker.xml: pip install --upgrade"):
-        unilab.make("dmc/walker-run")
-
-
-def test_dm_control_is_not_imported_nor_anything_printed() -> None:
-    code = (
-        "import sys, unilab; env = unilab.make('dmc/cheetah-run'); env.reset(); env.close();"
-        "sys.exit('dm_control' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

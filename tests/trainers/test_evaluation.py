@@ -1,4 +1,4 @@
-"""Evaluation: the first episode of each environment, without a trace in training."""
+"""Evaluation: the first episode of each environment, without an effect on training."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def test_the_return_is_the_sum_of_that_episodes_rewards(session):
     assert measured == pytest.approx(total.mean().item(), rel=1e-6)
 
 
-def test_an_episode_that_is_cut_short_counts_as_it_stands(session):
+def test_an_episode_longer_than_max_steps_counts_up_to_there(session):
     run = session()
     assert Evaluator(run.env, run.policy, max_steps=3)()["Eval/episode_length"] == 3
 
 
-def test_evaluating_leaves_random_generator_and_exploration_as_they_were(session):
+def test_evaluation_does_not_change_random_generator_and_exploration(session):
     run = session()
     evaluate = Evaluator(session(seed=1).env, run.policy, max_steps=5)
     run.actor.explore(torch.zeros(4, 3))
@@ -53,8 +53,7 @@ def test_evaluating_leaves_random_generator_and_exploration_as_they_were(session
     assert torch.equal(torch.get_rng_state(), rng)
 
 
-def test_an_evaluation_is_at_the_stage_that_training_has_come_to(session):
-    """A curriculum goes by the control steps."""
+def test_an_evaluation_is_at_the_curriculum_stage_of_training(session):
     run, other = session(), session(seed=1)
     evaluate = Evaluator(other.env, run.policy, max_steps=3, trained=run.env)
     for steps in (70, 140):
@@ -65,11 +64,11 @@ def test_an_evaluation_is_at_the_stage_that_training_has_come_to(session):
 
 
 def test_an_environment_without_episode_length_needs_max_steps(session):
-    with pytest.raises(ConfigError, match="PendulumEnv has no max_episode_length: pass max_steps"):
+    with pytest.raises(ConfigError, match="max_steps"):
         Evaluator(PendulumEnv(), session().policy)
 
 
-def test_episodes_are_whole_where_a_task_begins_its_first_ones_in_their_midst():
+def test_episodes_are_whole_if_a_task_starts_its_first_ones_at_random_lengths():
     env = unilab.make(
         "pendulum_swingup", num_envs=8, seed=0, overrides={"init_at_random_ep_len": True}
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from tensordict import TensorDictBase
 
@@ -9,10 +11,10 @@ __all__ = ["EpisodeTracker"]
 
 
 class EpisodeTracker:
-    """Adds up each environment's reward and reports the episodes that ended.
+    """Sums each environment's reward and reports the episodes that ended.
 
-    Everything stays on the data's device until :meth:`drain`, so following a rollout costs a few
-    small kernels a step and no synchronisation.
+    Everything stays on the data's device until :meth:`drain`: a few small kernels a step and no
+    synchronisation.
     """
 
     def __init__(self) -> None:
@@ -20,7 +22,7 @@ class EpisodeTracker:
         self._ended: torch.Tensor | None = None
 
     def update(self, data: TensorDictBase) -> None:
-        """Follows one batch of a collector.
+        """Adds one batch of a collector.
 
         Args:
             data: ``[N, T]`` (or ``[N]``) transitions in time order with ``("next", "reward")`` and
@@ -43,13 +45,12 @@ class EpisodeTracker:
     def drain(self) -> tuple[float, float, int]:
         """Mean return, mean length and number of the episodes that ended since the last call.
 
-        Returns:
-            ``(nan, nan, 0)`` when none did.
+        The means are NaN if no episode ended.
         """
         if self._ended is None:
-            return float("nan"), float("nan"), 0
+            return math.nan, math.nan, 0
         total, length, count = self._ended.tolist()
         self._ended.zero_()
         if count == 0:
-            return float("nan"), float("nan"), 0
+            return math.nan, math.nan, 0
         return total / count, length / count, int(count)

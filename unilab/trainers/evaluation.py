@@ -15,18 +15,15 @@ __all__ = ["Evaluator"]
 
 
 class Evaluator:
-    """Rolls a policy out without exploration, on an environment of its own.
+    """Runs a policy without exploration on a separate environment.
 
     Args:
         env: batched environment ``[N]`` that training does not use.
         policy: follows TorchRL's exploration type; the deterministic action is taken.
-        max_steps: end of the episodes, in control steps; the environment's own
+        max_steps: length of the episodes in control steps; the environment's
             ``max_episode_length`` by default.
-        trained: the environment that training uses; each evaluation takes over its count of control
-            steps, and with it the stage of a curriculum. None: the count is that of ``env`` itself.
-
-    Raises:
-        ConfigError: neither the call nor the environment says how long an episode is.
+        trained: the training environment; each evaluation copies its count of control steps, and so
+            the stage of a curriculum. None: ``env`` counts by itself.
     """
 
     def __init__(
@@ -37,13 +34,13 @@ class Evaluator:
         max_steps: int | None = None,
         trained: Any = None,
     ) -> None:
-        self.env = env
+        self.env: Any = env
         self.policy = policy
         self.trained = trained
         steps = max_steps if max_steps is not None else getattr(env, "max_episode_length", None)
         if steps is None:
             raise ConfigError(
-                f"{type(env).__name__} has no max_episode_length: pass max_steps to Evaluator"
+                f"max_steps must be given for {type(env).__name__}, which has no max_episode_length"
             )
         self.max_steps = int(steps)
 
@@ -53,17 +50,15 @@ class Evaluator:
         Returns:
             ``Eval/return``, ``Eval/episode_length`` (control steps) and ``Eval/terminated`` (share
             that ended before the time limit, e.g. by a fall), over the first episode of each
-            environment; an episode still running at ``max_steps`` counts as it stands. For an
-            environment with ``drain_metrics``, its reward terms and metrics under ``Eval/`` as
-            well, over every episode that ended meanwhile.
+            environment; an episode that runs longer than ``max_steps`` counts up to there. For an
+            environment with ``drain_metrics``, also its reward terms and metrics under ``Eval/``,
+            over every episode that ended meanwhile.
         """
         if self.trained is not None:
-            stage: Any = self.env
-            stage.import_training_state(self.trained.export_training_state())
-        drain: Any = getattr(self.env, "drain_metrics", None)
-        if drain is not None:
-            drain()
-        # The global generators belong to training: evaluating must not change its course.
+            self.env.import_training_state(self.trained.export_training_state())
+        drain = getattr(self.env, "drain_metrics", dict)
+        drain()
+        # Evaluation must not advance the global random generators, which belong to training.
         devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
         with (
             torch.random.fork_rng(devices=devices),
@@ -71,16 +66,14 @@ class Evaluator:
             set_exploration_type(ExplorationType.DETERMINISTIC),
         ):
             metrics = self._first_episodes()
-        terms = drain() if drain is not None else {}
-        return metrics | {
-            f"Eval/{tag}": value for tag, value in terms.items() if not tag.startswith("Perf/")
-        }
+        terms = {tag: value for tag, value in drain().items() if not tag.startswith("Perf/")}
+        return metrics | {f"Eval/{tag}": value for tag, value in terms.items()}
 
     def _first_episodes(self) -> dict[str, float]:
         data = self.env.reset()
-        age: Any = getattr(self.env, "episode_length", None)
+        age = getattr(self.env, "episode_length", None)
         if isinstance(age, torch.Tensor):
-            age.zero_()  # whole episodes, also where a task begins its first ones in their midst
+            age.zero_()  # whole episodes, even if the task starts its first ones at random lengths
         alive = torch.ones(self.env.batch_size[0], device=data.device, dtype=torch.bool)
         total = torch.zeros_like(alive, dtype=torch.float32)
         length = torch.zeros_like(total)

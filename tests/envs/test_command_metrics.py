@@ -79,50 +79,6 @@ def test_every_command_is_measured_by_its_own_name(tmp_path):
     assert metrics == {"Metrics/a/length": 3.0, "Metrics/b/length": 3.0, "Metrics/length": 3.0}
 
 
-def test_a_command_that_reads_a_sensor_declares_it(tmp_path):
-    def height(env):
-        return env.scene.sensor("tip_pos")[:, 2]
-
-    with pytest.raises(
-        ConfigError,
-        match=r"command term 'stand': .*'tip_pos'.*, or, in a command, call "
-        r"env.scene.declare_sensor\('tip_pos'\) in __init__",
-    ):
-        stand(tmp_path, ("height", height))
-
-    class Told(Stand):
-        def __init__(self, cfg, env):
-            super().__init__(cfg, env)
-            env.scene.declare_sensor("tip_pos")
-
-    class ToldCfg(StandCfg):
-        def build(self, env):
-            return Told(self, env)
-
-    env = twins(tmp_path, commands={"stand": ToldCfg(measured=(("height", height),))})
-    root = env.reset()
-    env.step(act(env, root))
-    seen = env.scene.sensor("tip_pos")[:, 2].mean()
-    env.reset()
-    assert env.drain_metrics()["Metrics/stand/height"] == pytest.approx(float(seen), rel=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("value", "given"),
-    [
-        (lambda env: torch.zeros(env.num_envs, 1), r"torch.float32 of shape \(4, 1\)"),
-        (lambda env: torch.zeros(env.num_envs).bool(), r"torch.bool of shape \(4,\)"),
-        (lambda env: 1.0, r"1\.0"),
-    ],
-)
-def test_a_metric_of_the_wrong_shape_or_type_fails_at_construction(tmp_path, value, given):
-    with pytest.raises(
-        ConfigError,
-        match=rf"command metric term 'stand/bad' returned {given}: expected float32 \[num_envs\]",
-    ):
-        stand(tmp_path, ("bad", value))
-
-
 def test_a_metric_that_is_not_finite_names_metrics_and_rows(tmp_path):
     def spoilt(env):
         value = torch.zeros(env.num_envs)
@@ -131,21 +87,21 @@ def test_a_metric_that_is_not_finite_names_metrics_and_rows(tmp_path):
 
     env = stand(tmp_path, ("fine", lambda env: torch.ones(4)), ("spoilt", spoilt))
     root = act(env, env.reset())
-    with pytest.raises(NonFiniteError, match=r"command metrics .*: \{'stand/spoilt': \[1, 3\]\}"):
+    with pytest.raises(NonFiniteError, match=r"'stand/spoilt': \[1, 3\]"):
         env.step(root)
 
 
 def test_two_values_of_one_tag_are_refused(tmp_path):
     ones = ("ones", lambda env: torch.ones(4))
-    with pytest.raises(ConfigError, match="two terms are logged as Metrics/stand/ones: rename one"):
+    with pytest.raises(ConfigError, match="Metrics/stand/ones"):
         stand(tmp_path, ones, metrics={"stand/ones": MetricsTermCfg(func=ones[1])})
 
 
 def test_a_velocity_command_needs_its_robot_and_a_free_root(tmp_path):
     command = go2_velocity_flat().commands["base_velocity"]
-    with pytest.raises(ConfigError, match=r"no entity 'robot'; it has \['twins'\]"):
+    with pytest.raises(ConfigError, match=r"'robot'.*'twins'"):
         twins(tmp_path, commands={"go": command})
-    with pytest.raises(CapabilityError, match="'twins' has no free root joint to read root_quat_w"):
+    with pytest.raises(CapabilityError, match=r"'twins'.*root_quat_w"):
         twins(tmp_path, commands={"go": replace(command, entity_name="twins")})
 
 

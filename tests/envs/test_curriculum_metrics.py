@@ -18,12 +18,10 @@ from unilab.envs import (
     RewardTermCfg,
     TerminationTermCfg,
     mdp,
-    reads,
 )
 from unilab.errors import ConfigError, NonFiniteError
 from unilab.record.metrics import metric
-
-# Curriculum --------------------------------------------------------------------------------------
+from unilab.tasks.velocity.go2 import go2_velocity_flat
 
 
 def log_rows(env, env_ids, log):
@@ -97,64 +95,40 @@ def test_a_velocity_command_widens_in_stages():
     assert env.drain_metrics()["Curriculum/speed/lin_vel_x_max"] == 3.0
 
 
-BAD_CURRICULA = {
-    "no such reward": (
-        mdp.modify_reward_weight,
-        {"term_name": "efort", "weight": 1.0, "num_steps": 1},
-        r"no reward term 'efort' \(did you mean 'effort'\?\); it has \['still', 'effort'\]",
-    ),
-    "not computed": (
-        mdp.modify_reward_weight,
-        {"term_name": "off", "weight": 1.0, "num_steps": 1},
-        r"reward term 'off' has weight 0 and is not computed: give it a weight",
-    ),
-    "no such command": (
-        mdp.commands_vel,
-        {"command_name": "go", "velocity_stages": []},
-        r"no command 'go'",
-    ),
-    "nothing to log": (
-        lambda env, env_ids: "much",
-        {},
-        r"curriculum term 'bad' returned 'much': expected a number, a dict of numbers or None",
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", BAD_CURRICULA)
-def test_a_curriculum_that_does_not_fit_fails_at_construction(tmp_path, kind):
-    func, params, message = BAD_CURRICULA[kind]
-    rewards = twins_cfg(tmp_path).rewards
-    rewards = {**rewards, "off": RewardTermCfg(func=mdp.action_l2, weight=0.0)}
-    with pytest.raises(ConfigError, match=message):
-        twins(
-            tmp_path,
-            rewards=rewards,
-            curriculum={"bad": CurriculumTermCfg(func=func, params=params)},
-        )
+def weighing(name):
+    params = {"term_name": name, "weight": 1.0, "num_steps": 1}
+    return CurriculumTermCfg(func=mdp.modify_reward_weight, params=params)
 
 
 @pytest.mark.parametrize(
-    ("stage", "message"),
+    ("bad", "named"),
     [
-        ({"lin_vel_x": (0.0, 1.0)}, r"stage \{'lin_vel_x': \(0.0, 1.0\)\} has no 'step'"),
-        ({"step": 0, "lin_vel_z": (0.0, 1.0)}, r"no range 'lin_vel_z' \(did you mean 'lin_vel_"),
-        ({"step": 0, "lin_vel_x": (1.0, 0.0)}, r"lin_vel_x is \(1.0, 0.0\), which is reversed"),
-        ({"step": 0, "lin_vel_x": 1.0}, "lin_vel_x is 1.0: expected 2 finite numbers"),
-        ({"step": -1}, r"stage \{'step': -1\} is out of order: its step must be at least 0"),
-        ({"step": 1e6}, "step of a stage is 1000000.0: expected an integer"),
-        ("step 5", "velocity_stages is .'step 5'.: expected a tuple of dicts"),
+        (weighing("track_lin_vel_yx"), "track_lin_vel_yx.*track_lin_vel_xy"),
+        (weighing("off"), "off.*weight"),
+        (CurriculumTermCfg(func=lambda env, env_ids: "much"), "'bad'.*much"),
     ],
 )
-def test_a_velocity_stage_of_no_sense_fails_at_construction(stage, message):
-    params = {"command_name": "base_velocity", "velocity_stages": [stage]}
-    with pytest.raises(ConfigError, match=rf"^curriculum term 'bad': .*{message}"):
-        go2(curriculum={"bad": CurriculumTermCfg(func=mdp.commands_vel, params=params)})
+def test_curriculum_that_does_not_fit_is_refused(bad, named):
+    rewards = {**go2_velocity_flat().rewards, "off": RewardTermCfg(func=mdp.action_l2, weight=0.0)}
+    with pytest.raises(ConfigError, match=named):
+        go2(rewards=rewards, curriculum={"bad": bad})
 
 
-def test_velocity_stages_out_of_order_fail_at_construction():
-    params = {"command_name": "base_velocity", "velocity_stages": [{"step": 10}, {"step": 5}]}
-    with pytest.raises(ConfigError, match="out of order: its step must be at least 11"):
+@pytest.mark.parametrize(
+    ("stages", "named"),
+    [
+        ([{"lin_vel_x": (0.0, 1.0)}], "step"),
+        ([{"step": 0, "lin_vel_z": (0.0, 1.0)}], "lin_vel_z.*lin_vel_"),
+        ([{"step": 0, "lin_vel_x": (1.0, 0.0)}], "lin_vel_x"),
+        ([{"step": 0, "lin_vel_x": 1.0}], "lin_vel_x"),
+        ([{"step": 1e6}], "step"),
+        ([{"step": 10}, {"step": 5}], "step"),
+        (["step 5"], "velocity_stages"),
+    ],
+)
+def test_velocity_stage_that_does_not_fit_is_refused(stages, named):
+    params = {"command_name": "base_velocity", "velocity_stages": stages}
+    with pytest.raises(ConfigError, match=rf"'bad'.*{named}"):
         go2(curriculum={"bad": CurriculumTermCfg(func=mdp.commands_vel, params=params)})
 
 
@@ -164,7 +138,7 @@ def test_a_curriculum_that_returns_nan_refuses_the_reset(tmp_path):
 
     env = twins(tmp_path, curriculum={"level": CurriculumTermCfg(func=level)})
     drive(env, 3)
-    with pytest.raises(NonFiniteError, match="curriculum term 'level' returned nan"):
+    with pytest.raises(NonFiniteError, match="'level'"):
         env.reset()
     assert env.drain_metrics()["Curriculum/level"] == 1.0
 
@@ -201,9 +175,6 @@ def test_a_curriculum_that_fails_leaves_the_environment_as_it_was(tmp_path):
     assert torch.equal(env.reset()["obs"], other.reset()["obs"])
 
 
-# Metrics -----------------------------------------------------------------------------------------
-
-
 def step_number(env):
     return env.episode_length.float()
 
@@ -226,21 +197,6 @@ def test_a_metric_is_the_mean_over_the_steps_of_ended_episodes(tmp_path):
     assert env.drain_metrics()["Metrics/step"] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-    ("value", "given"),
-    [
-        (lambda env: torch.zeros(env.num_envs, 1), r"torch.float32 of shape \(4, 1\)"),
-        (lambda env: torch.zeros(env.num_envs).double(), r"torch.float64 of shape \(4,\)"),
-        (lambda env: 1.0, r"1\.0"),
-    ],
-)
-def test_a_metric_of_the_wrong_shape_or_type_fails_at_construction(tmp_path, value, given):
-    with pytest.raises(
-        ConfigError, match=rf"metrics term 'bad' returned {given}: expected float32 \[num_envs\]"
-    ):
-        twins(tmp_path, metrics={"bad": MetricsTermCfg(func=value)})
-
-
 def spoilt(env, rows):
     value = torch.zeros(env.num_envs)
     value[rows] = torch.nan
@@ -258,7 +214,7 @@ def test_a_metric_that_is_not_finite_names_terms_and_rows(tmp_path):
     )
     root = act(env, env.reset())
     rows += [0, 3]
-    with pytest.raises(NonFiniteError, match=r"metrics are not finite.*: \{'spoilt': \[0, 3\]\}"):
+    with pytest.raises(NonFiniteError, match=r"'spoilt': \[0, 3\]"):
         env.step(root)
 
 
@@ -299,10 +255,6 @@ def test_the_tables_show_curriculum_and_metrics(tmp_path):
     assert "  step" in lines
 
 
-# Terms with a memory -----------------------------------------------------------------------------
-
-
-@reads("joint_pos")
 class Furthest(ManagerTermBase):
     """The largest distance of the first joint from zero in this episode."""
 
@@ -372,25 +324,6 @@ def test_an_event_may_have_a_memory(tmp_path):
     env = twins(tmp_path, events={"nudge": EventTermCfg(func=Nudge, mode="reset", params=ON_TWINS)})
     seen = [float(env.reset()["obs"][0, 0]) for _ in range(2)]
     assert seen[1] - seen[0] == pytest.approx(0.01, abs=1e-6)
-
-
-class NoTerm:
-    def __init__(self, cfg, env):
-        pass
-
-    def __call__(self, env):
-        raise AssertionError
-
-
-def test_a_class_that_is_no_term_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"class NoTerm is no ManagerTermBase: derive it"):
-        twins(tmp_path, rewards={"bad": RewardTermCfg(func=NoTerm, weight=1.0)})
-
-
-def test_an_unknown_parameter_of_a_class_is_refused(tmp_path):
-    term = RewardTermCfg(func=Furthest, weight=1.0, params={"gian": 2.0, **ON_TWINS})
-    with pytest.raises(ConfigError, match=r"Furthest has no parameter 'gian' \(did you mean 'ga"):
-        twins(tmp_path, rewards={"far": term})
 
 
 def test_a_reset_that_fails_before_its_commit_leaves_memories_alone(tmp_path):

@@ -227,7 +227,7 @@ def test_bad_delay_is_refused_at_construction(tmp_path, term, name):
 
 
 def test_a_negative_history_fails_at_construction(tmp_path):
-    with pytest.raises(ConfigError, match=r"'clock'.*history_length"):
+    with pytest.raises(ConfigError, match=r"history_length.*'clock'"):
         clocked(tmp_path, history_length=-1)
 
 

@@ -13,9 +13,8 @@ from unilab.envs import (
     SceneEntityCfg,
     UniformNoiseCfg,
     mdp,
-    reads,
 )
-from unilab.errors import CapabilityError, ConfigError, NonFiniteError
+from unilab.errors import ConfigError, NonFiniteError
 
 POS = ObservationTermCfg(func=mdp.joint_pos_rel, params=ON_TWINS)
 
@@ -44,26 +43,22 @@ def test_a_task_without_critic_has_no_critic_key(tmp_path):
     assert list(env.observation_spec) == ["obs"]
 
 
-@pytest.mark.parametrize(
-    ("name", "hint"), [("privileged", ""), ("critics", r" \(did you mean 'critic'\?\)")]
-)
-def test_another_group_is_refused(tmp_path, name, hint):
-    groups = {"obs": group(pos=POS), name: group(pos=POS)}
-    with pytest.raises(
-        ConfigError,
-        match=rf"group '{name}' does not exist{hint}: groups are 'obs' \(actor\) and.*'critic'",
-    ):
-        twins(tmp_path, observations=groups)
+BAD_GROUPS = {
+    "privileged": {"obs": group(pos=POS), "privileged": group(pos=POS)},
+    "critics.*critic": {"obs": group(pos=POS), "critics": group(pos=POS)},
+    "obs.*required": {"critic": group(pos=POS)},
+    "terms": {"obs": group()},
+    "scale.*pos": {"obs": group(pos=replace(POS, scale=(1.0, 2.0, 3.0)))},
+    "clip.*pos": {"obs": group(pos=replace(POS, clip=(1.0, -1.0)))},
+    "clip": {"obs": group(pos=replace(POS, clip=(torch.inf, torch.inf)))},
+}
 
 
-def test_obs_is_required(tmp_path):
-    with pytest.raises(ConfigError, match=r"groups are \['critic'\]: 'obs' is required"):
-        twins(tmp_path, observations={"critic": group(pos=POS)})
-
-
-def test_a_group_without_terms_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="observation group 'obs' has no terms"):
-        twins(tmp_path, observations={"obs": group()})
+@pytest.mark.parametrize("named", BAD_GROUPS)
+def test_groups_that_do_not_fit_are_refused(tmp_path, named):
+    """0005: obs is required, critic optional, nothing else exists."""
+    with pytest.raises(ConfigError, match=named):
+        twins(tmp_path, observations=BAD_GROUPS[named])
 
 
 def test_terms_stand_side_by_side_in_the_order_of_the_table(tmp_path):
@@ -147,7 +142,7 @@ def test_a_clip_does_not_hide_what_is_not_finite(tmp_path):
     env = twins(tmp_path, observations={"obs": group(one=term)})
     root = env.reset()
     value[3] = torch.inf
-    with pytest.raises(NonFiniteError, match=r"observation 'obs' is not finite.*one"):
+    with pytest.raises(NonFiniteError, match=r"'obs'.*'one'"):
         env.step(act(env, root))
 
 
@@ -167,39 +162,6 @@ def test_a_term_that_both_groups_hold_is_computed_once(tmp_path):
     assert data["obs"][:, 0].tolist() == data["critic"][:, 2].tolist() == [1.0] * 4
 
 
-@pytest.mark.parametrize(
-    ("func", "given"),
-    [
-        (lambda env: torch.zeros(env.num_envs), r"torch.float32 of shape \(4,\)"),
-        (lambda env: torch.zeros(4, 1).double(), r"torch.float64 of shape \(4, 1\)"),
-        (lambda env: torch.zeros(3, 1), r"torch.float32 of shape \(3, 1\)"),
-        (lambda env: [0.0], r"\[0.0\]"),
-    ],
-)
-def test_a_term_of_the_wrong_shape_or_type_fails_at_construction(tmp_path, func, given):
-    bad = {"obs": group(bad=ObservationTermCfg(func=func))}
-    with pytest.raises(ConfigError, match=rf"term 'bad' returned {given}: expected .*width\]"):
-        twins(tmp_path, observations=bad)
-
-
-def test_scales_must_be_as_many_as_columns(tmp_path):
-    bad = {"obs": group(pos=replace(POS, scale=(1.0, 2.0, 3.0)))}
-    with pytest.raises(ConfigError, match=r"\(obs\) term 'pos' has 3 scales for 2 columns"):
-        twins(tmp_path, observations=bad)
-
-
-@pytest.mark.parametrize("clip", [(1.0, -1.0), (torch.inf, torch.inf), (-torch.inf, -torch.inf)])
-def test_a_clip_that_nothing_passes_is_refused(tmp_path, clip):
-    bad = {"obs": group(pos=replace(POS, clip=clip))}
-    with pytest.raises(ConfigError, match=r"term 'pos' has the clip \(.*\): expected \(low"):
-        twins(tmp_path, observations=bad)
-
-
-def test_a_reversed_noise_range_is_refused():
-    with pytest.raises(ConfigError, match=r"of the noise"):
-        UniformNoiseCfg(n_min=1.0, n_max=-1.0)
-
-
 def spoilt(env, rows):
     value = torch.ones(env.num_envs, 1)
     value[rows] = torch.inf
@@ -212,100 +174,12 @@ def test_an_observation_that_is_not_finite_names_terms_and_rows(tmp_path):
     env = twins(tmp_path, observations={"obs": group(pos=POS, spoilt=bad)})
     root = act(env, env.reset())
     rows += [0, 2]
-    with pytest.raises(NonFiniteError, match=r"observation 'obs' .*: \{'spoilt': \[0, 2\]\}"):
+    with pytest.raises(NonFiniteError, match=r"'obs'.*'spoilt': \[0, 2\]"):
         env.step(root)
-
-
-def undeclared(env, asset_cfg):
-    return env.scene[asset_cfg.name].data.joint_torque
-
-
-def test_a_read_that_nobody_declared_fails_at_construction(tmp_path):
-    bad = {"obs": group(t=ObservationTermCfg(func=undeclared, params=ON_TWINS))}
-    with pytest.raises(
-        ConfigError,
-        match=r"twins.data.joint_torque .*decorate the term with @reads\('joint_torque'\)",
-    ):
-        twins(tmp_path, observations=bad)
-
-
-def undeclared_sensor(env):
-    return env.scene.sensor("tip_pos")
-
-
-def test_a_sensor_that_nobody_declared_fails_at_construction(tmp_path):
-    with pytest.raises(ConfigError, match=r"sensor 'tip_pos' .*decorate the term with @reads\("):
-        twins(tmp_path, observations={"obs": group(t=ObservationTermCfg(func=undeclared_sensor))})
-
-
-@reads("joint_velocity")
-def misspelt(env, asset_cfg):
-    return torch.zeros(env.num_envs, 1)
-
-
-BAD_PARAMS = {
-    "unknown sensor": (
-        ObservationTermCfg(func=mdp.sensor_values, params={"sensor_names": ("tip_po",)}),
-        CapabilityError,
-        r"no sensor 'tip_po' \(did you mean 'tip_pos'\?\); add it to the model",
-    ),
-    "unknown entity": (
-        ObservationTermCfg(func=mdp.joint_pos_rel, params={"asset_cfg": SceneEntityCfg("twin")}),
-        ConfigError,
-        r"no entity 'twin' \(did you mean 'twins'\?\); it has \['twins'\]",
-    ),
-    "unknown joint": (
-        ObservationTermCfg(
-            func=mdp.joint_pos_rel,
-            params={"asset_cfg": SceneEntityCfg("twins", joint_names=("frist",))},
-        ),
-        ConfigError,
-        r"'frist' matches no joint of 'twins' \(did you mean 'first'\?\); there are \['first'",
-    ),
-    "unknown field": (
-        ObservationTermCfg(func=misspelt, params=ON_TWINS),
-        ConfigError,
-        r"no field 'joint_velocity' \(did you mean",
-    ),
-    "no root": (
-        ObservationTermCfg(func=mdp.projected_gravity, params=ON_TWINS),
-        CapabilityError,
-        r"entity 'twins' has no free root joint to read root_quat_w",
-    ),
-    "unknown parameter": (
-        ObservationTermCfg(func=mdp.joint_pos_rel, params={"asset_cgf": 1}),
-        ConfigError,
-        r"joint_pos_rel has no parameter 'asset_cgf' \(did you mean 'asset_cfg'\?\)",
-    ),
-    "missing parameter": (
-        ObservationTermCfg(func=mdp.generated_commands),
-        ConfigError,
-        r"generated_commands needs the parameter 'command_name'",
-    ),
-    "unknown command": (
-        ObservationTermCfg(func=mdp.generated_commands, params={"command_name": "go"}),
-        ConfigError,
-        r"the task has no command 'go'; it has \[\]",
-    ),
-    "no function": (
-        ObservationTermCfg(func="joint_pos"),  # type: ignore[arg-type]
-        ConfigError,
-        r"func is 'joint_pos', expected a function of the environment",
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", BAD_PARAMS)
-def test_a_term_that_does_not_fit_the_task_fails_at_construction(tmp_path, kind):
-    term, error, message = BAD_PARAMS[kind]
-    with pytest.raises(error, match=message):
-        twins(tmp_path, observations={"obs": group(bad=term)})
 
 
 def test_however_many_terms_a_phase_is_one_packet():
     """0011-C18: every field once, whoever and however many read it."""
     env = unilab.make("go2_velocity_flat", num_envs=2, seed=0, overrides={"num_threads": 1})
-    # Position 19 and velocity 18 lie side by side in memory; actuator forces 12 and the sensors of
-    # the feet, 4 contacts and 4 velocities, elsewhere.
-    assert env.scene.plan.packet.shape == (2, 19 + 18 + 12 + 4 + 12)
-    assert len(env.scene.plan._views) == 3
+    # Positions and velocities lie side by side in memory; torques and the feet's sensors do not.
+    assert env.scene.plan.packet.shape == (2, 19 + 18 + 12 + 4 * (1 + 3))

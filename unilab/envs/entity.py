@@ -1,26 +1,35 @@
-"""One articulated body of the model: its names, and the writes of a reset."""
+"""Entities: one articulated body of the model, its current state and the writes of a reset."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from torch import Tensor
 
 from unilab.backends import SimBackend
 from unilab.backends.base import JointInfo, Source
-from unilab.envs.entity_data import FIELDS, JOINT_FIELDS, ROOT_FIELDS, EntityData
+from unilab.envs.rotations import gravity_direction, rotate_inverse
 from unilab.errors import CapabilityError, ConfigError, did_you_mean
 
 if TYPE_CHECKING:
-    from unilab.envs.scene import EntityScene
-
+    from unilab.envs.scene import Transaction
 
 Patterns = str | Sequence[str]
 _ALL = (".*",)
+
+DERIVED_FIELDS = {
+    "root_lin_vel_b": ("root_quat_w", "root_lin_vel_w"),
+    "projected_gravity_b": ("root_quat_w",),
+}
+"""Fields that are computed, and the fields that they are computed from."""
+ROOT_FIELDS = ("root_pos_w", "root_quat_w", "root_lin_vel_w", "root_ang_vel_b")
+JOINT_FIELDS = ("joint_pos", "joint_vel", "joint_torque")
+FIELDS = (*ROOT_FIELDS, *JOINT_FIELDS, *DERIVED_FIELDS)
+"""Every field of :class:`EntityData` that changes in a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,12 +37,12 @@ class EntityCfg:
     """One articulated body of the model."""
 
     root_body: str
-    """Body at the top of the entity's tree; the entity is that body and all below it."""
+    """Top body of the entity's tree; the entity is this body and all bodies below it."""
 
 
 @dataclass(frozen=True)
 class SceneEntityCfg:
-    """An entity, or some of its parts, as a term's parameter.
+    """An entity, or some of its parts, as a parameter of a term.
 
     Patterns are regular expressions, one or several, each matched against whole names.
     """
@@ -43,33 +52,137 @@ class SceneEntityCfg:
     joint_names: Patterns = _ALL
     body_names: Patterns = _ALL
     geom_names: Patterns | None = None
-    """None takes all geoms of the bodies, named or not."""
+    """None selects all geoms of the bodies, named or not."""
     actuator_names: Patterns | None = None
-    """None takes all actuators of the joints."""
+    """None selects all actuators of the joints."""
     joint_ids: Tensor | slice = field(default_factory=lambda: slice(None))
-    """Columns of the entity's joint tensors; filled in by the scene, as those below."""
+    """Columns of the entity's joint tensors. The scene fills in this and the fields below."""
     body_ids: Tensor | slice = field(default_factory=lambda: slice(None))
-    """Bodies of the model."""
+    """Body ids in the model."""
     geom_ids: Tensor | slice = field(default_factory=lambda: slice(None))
-    """Geoms of the model."""
+    """Geom ids in the model."""
     actuator_ids: Tensor | slice = field(default_factory=lambda: slice(None))
-    """Actuators of the model."""
+    """Actuator ids in the model."""
 
     def joints_of(self, value: Tensor) -> Tensor:
-        """The columns of these joints in a ``[num_envs, num_joints]`` tensor of the entity."""
+        """Select these joints from a ``[num_envs, num_joints]`` tensor of the entity."""
         return value if isinstance(self.joint_ids, slice) else value[:, self.joint_ids]
 
 
+class EntityData:
+    """Current state of an entity, float32 on the environment's device.
+
+    Joint tensors are ``[num_envs, num_joints]`` in model order (rad, rad/s, N m), root tensors
+    ``[num_envs, 3]`` (m, m/s, rad/s) or ``[num_envs, 4]`` (w, x, y, z). ``_w`` is the world frame,
+    ``_b`` the root body's frame.
+
+    Args:
+        joints: the entity's joints.
+        qpos: ``[nq]``, the home configuration.
+        num_envs: environments in the batch.
+        device: device of the tensors.
+        undeclared: called with the name of a field that is not in the scene's packet.
+    """
+
+    def __init__(
+        self,
+        joints: Sequence[JointInfo],
+        qpos: Tensor,
+        num_envs: int,
+        device: torch.device,
+        undeclared: Callable[[str], Tensor],
+    ) -> None:
+        self._columns: dict[str, Tensor] = {}
+        self._cache: dict[str, Tensor] = {}
+        self._undeclared = undeclared
+        home = [float(qpos[j.qpos.start]) for j in joints]
+        self.default_joint_pos = torch.tensor(home, dtype=torch.float32, device=device)
+        """``[num_joints]``, the home pose."""
+        limits = torch.tensor([j.range for j in joints], dtype=torch.float32, device=device)
+        self.joint_pos_limits = limits.reshape(-1, 2)
+        """``[num_joints, 2]``, lower and upper."""
+        self.encoder_bias = torch.zeros(num_envs, len(joints), device=device)
+        """``[num_envs, num_joints]`` rad, encoder offset of ``joint_pos_rel(biased=True)``."""
+
+    @property
+    def joint_pos(self) -> Tensor:
+        return self._read("joint_pos")
+
+    @property
+    def joint_vel(self) -> Tensor:
+        return self._read("joint_vel")
+
+    @property
+    def joint_torque(self) -> Tensor:
+        """Actuator torque at the joints during the last substep."""
+        return self._read("joint_torque")
+
+    @property
+    def root_pos_w(self) -> Tensor:
+        return self._read("root_pos_w")
+
+    @property
+    def root_quat_w(self) -> Tensor:
+        return self._read("root_quat_w")
+
+    @property
+    def root_lin_vel_w(self) -> Tensor:
+        return self._read("root_lin_vel_w")
+
+    @property
+    def root_ang_vel_b(self) -> Tensor:
+        return self._read("root_ang_vel_b")
+
+    @property
+    def root_lin_vel_b(self) -> Tensor:
+        return self._derive("root_lin_vel_b", rotate_inverse)
+
+    @property
+    def projected_gravity_b(self) -> Tensor:
+        """Unit vector of gravity in the root frame: (0, 0, -1) when upright."""
+        return self._derive("projected_gravity_b", gravity_direction)
+
+    if not TYPE_CHECKING:  # a type checker reports a misspelt field itself
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(
+                f"an entity's data has no field {name!r}{did_you_mean(name, FIELDS)}; "
+                f"it has {FIELDS}"
+            )
+
+    def _read(self, name: str) -> Tensor:
+        value = self._columns.get(name)
+        return self._undeclared(name) if value is None else value
+
+    def _derive(self, name: str, function: Callable[..., Tensor]) -> Tensor:
+        """Compute a field from others, once a phase."""
+        value = self._cache.get(name)
+        if value is None:
+            value = function(*(self._read(field) for field in DERIVED_FIELDS[name]))
+            self._cache[name] = value
+        return value
+
+
 class Entity:
-    """One articulated body: its names, its data and the writes of a reset."""
+    """One articulated body: its names, its data and the writes of a reset.
+
+    Args:
+        name: the entity's name in the scene.
+        cfg: its root body.
+        backend: the physics.
+        device: device of the entity's tensors.
+        staged: returns the open transaction, which writes go to.
+        undeclared: called with the name of a field that is not in the scene's packet.
+    """
 
     def __init__(
         self,
         name: str,
         cfg: EntityCfg,
         backend: SimBackend,
-        scene: EntityScene,
         device: torch.device,
+        staged: Callable[[], Transaction],
+        undeclared: Callable[[str], Tensor],
     ) -> None:
         if cfg.root_body not in backend.bodies:
             raise ConfigError(
@@ -77,7 +190,8 @@ class Entity:
                 f"{did_you_mean(cfg.root_body, backend.bodies)}"
             )
         self.name = name
-        self._scene = scene
+        self._model = backend
+        self._staged = staged
         tree = backend.subtree(cfg.root_body)
         joints = [j for j in backend.joints if j.body in tree]
         self.root_joint = next((j for j in joints if j.type == "free"), None)
@@ -88,43 +202,32 @@ class Entity:
         if spanned != len(self.joints) + (6 if self.root_joint else 0):
             kinds = {j.name: j.type for j in joints}
             raise CapabilityError(
-                f"entity {name!r} has joints {kinds}: one free joint at the root and, below it, "
-                "hinge and slide joints are supported"
+                f"entity {name!r} must have hinge and slide joints below at most one free joint, "
+                f"got {kinds}"
             )
         self.bodies = tuple(b for b in backend.bodies if b in tree)
-        self._model = backend
         self.dof_ids = torch.tensor([j.qvel.start for j in self.joints], dtype=torch.int64)
         """``[num_joints]``, columns of the joints among the model's degrees of freedom."""
-        self.data = EntityData(name, self.joints, backend.default_qpos, backend.num_envs, device)
+        self.data = EntityData(
+            self.joints, backend.default_qpos, backend.num_envs, device, undeclared
+        )
         root = slice(0, 0) if self.root_joint is None else self.root_joint.qpos
         self.default_root_pose = backend.default_qpos[root].float().to(device)
         """``[7]``, the root's home position and quaternion; ``[0]`` for a fixed entity."""
 
     def find_joints(self, patterns: Patterns) -> list[int]:
-        """Indices of the joints whose whole names match, in model order.
-
-        Raises:
-            ConfigError: a pattern matches nothing; that for all may where there are no joints.
-        """
+        """Columns of the joints whose whole names match, in model order."""
         if not self.joints and tuple(patterns) == _ALL:
             return []
         return find_names(patterns, self.joint_names, f"joint of {self.name!r}")
 
     def find_bodies(self, patterns: Patterns) -> list[int]:
-        """The model's numbers of the entity's bodies whose whole names match.
-
-        Raises:
-            ConfigError: a pattern matches nothing.
-        """
+        """Model ids of the entity's bodies whose whole names match."""
         found = find_names(patterns, self.bodies, f"body of {self.name!r}")
         return [self._model.bodies.index(self.bodies[i]) for i in found]
 
     def find_geoms(self, patterns: Patterns | None, bodies: Sequence[int]) -> list[int]:
-        """The model's numbers of the bodies' geoms whose whole names match; None takes all.
-
-        Raises:
-            ConfigError: a pattern matches nothing.
-        """
+        """Model ids of the bodies' geoms whose whole names match; None selects all."""
         names = {self._model.bodies[i] for i in bodies}
         own = [i for i, geom in enumerate(self._model.geoms) if geom.body in names]
         if patterns is None:
@@ -133,11 +236,7 @@ class Entity:
         return [own[i] for i in find_names(patterns, named, f"geom of {self.name!r}")]
 
     def find_actuators(self, patterns: Patterns | None, joints: Sequence[int]) -> list[int]:
-        """The model's numbers of the joints' actuators whose whole names match; None takes all.
-
-        Raises:
-            ConfigError: a pattern matches nothing.
-        """
+        """Model ids of the joints' actuators whose whole names match; None selects all."""
         names = {self.joint_names[i] for i in joints}
         own = [i for i, a in enumerate(self._model.actuators) if a.joint in names]
         if patterns is None:
@@ -146,7 +245,7 @@ class Entity:
         return [own[i] for i in find_names(patterns, named, f"actuator of {self.name!r}")]
 
     def source(self, name: str) -> Source:
-        """Where a field is read from.
+        """The physics array and the columns that a field is read from.
 
         Raises:
             ConfigError: there is no such field.
@@ -177,31 +276,23 @@ class Entity:
         Args:
             pos: ``[n, 3]`` m, world frame.
             quat: ``[n, 4]``, of any length but 0.
-
-        Raises:
-            ConfigError: another shape; nothing is written.
-            CapabilityError: the entity is fixed.
         """
-        root = self._scene.staged.qpos[:, self._root().qpos]
-        _check_rows("root position", pos, root[:, :3])
-        _check_rows("root quaternion", quat, root[:, 3:])
+        root = self._staged().qpos[:, self._root().qpos]
+        _check_shape("root position", pos, root[:, :3])
+        _check_shape("root quaternion", quat, root[:, 3:])
         length = quat.norm(dim=1, keepdim=True)
         root[:, :3], root[:, 3:] = pos, quat / length
 
     def write_root_velocity(self, lin_vel_w: Tensor, ang_vel_b: Tensor) -> None:
-        """Stage the root's velocity.
+        """Stage the root's velocity for the rows of the open transaction.
 
         Args:
             lin_vel_w: ``[n, 3]`` m/s, world frame.
             ang_vel_b: ``[n, 3]`` rad/s, body frame.
-
-        Raises:
-            ConfigError: another shape; nothing is written.
-            CapabilityError: the entity is fixed.
         """
-        root = self._scene.staged.qvel[:, self._root().qvel]
-        _check_rows("root linear velocity", lin_vel_w, root[:, :3])
-        _check_rows("root angular velocity", ang_vel_b, root[:, 3:])
+        root = self._staged().qvel[:, self._root().qvel]
+        _check_shape("root linear velocity", lin_vel_w, root[:, :3])
+        _check_shape("root angular velocity", ang_vel_b, root[:, 3:])
         root[:, :3], root[:, 3:] = lin_vel_w, ang_vel_b
 
     def staged_root_velocity(self) -> Tensor:
@@ -211,33 +302,25 @@ class Entity:
             ``[n, 6]``: linear, m/s, world frame; angular, rad/s, body frame.
         """
         cols = self._root().qvel
-        return self._scene.staged.qvel[:, cols.start : cols.stop]
+        return self._staged().qvel[:, cols.start : cols.stop]
 
     def write_joint_state(
         self, pos: Tensor, vel: Tensor, joint_ids: Tensor | slice = slice(None)
     ) -> None:
-        """Stage joints.
+        """Stage joints for the rows of the open transaction.
 
         Args:
             pos, vel: ``[n, joints]`` rad, rad/s.
-            joint_ids: which, as ``SceneEntityCfg.joint_ids``; all by default.
-
-        Raises:
-            ConfigError: another shape, or a joint that is not there; nothing is written.
+            joint_ids: ``SceneEntityCfg.joint_ids``; all joints by default.
         """
-        staged = self._scene.staged
+        staged = self._staged()
         if isinstance(joint_ids, Tensor):
             joint_ids = joint_ids.cpu()
         qpos = staged.qpos[:, self.joints[0].qpos.start : self.joints[-1].qpos.stop]
         qvel = staged.qvel[:, self.joints[0].qvel.start : self.joints[-1].qvel.stop]
-        try:
-            chosen = qpos[:, joint_ids]
-        except IndexError as error:
-            raise ConfigError(
-                f"joint_ids are {joint_ids}: {self.name!r} has {qpos.shape[1]} joints"
-            ) from error
-        _check_rows("joint position", pos, chosen)
-        _check_rows("joint velocity", vel, chosen)
+        chosen = qpos[:, joint_ids]
+        _check_shape("joint position", pos, chosen)
+        _check_shape("joint velocity", vel, chosen)
         qpos[:, joint_ids], qvel[:, joint_ids] = pos.to(qpos), vel.to(qvel)
 
     def _root(self) -> JointInfo:
@@ -246,17 +329,12 @@ class Entity:
         return self.root_joint
 
 
-def _check_rows(what: str, value: Tensor, target: Tensor) -> None:
-    """Refuse values that are not one row for each row that is written: nothing is broadcast.
-
-    Raises:
-        ConfigError: names what was written.
-    """
-    shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-    if shape != tuple(target.shape):
+def _check_shape(what: str, value: Tensor, target: Tensor) -> None:
+    """Refuse values that PyTorch would broadcast over the rows."""
+    if value.shape != target.shape:
         raise ConfigError(
-            f"{what} was written with {shape}: expected a tensor of shape {tuple(target.shape)}, "
-            "a row for each of env_ids; expand() one that is the same for all"
+            f"{what} must have shape {tuple(target.shape)}, a row for each of env_ids, got "
+            f"{tuple(value.shape)}: use expand() for one value for all"
         )
 
 
@@ -264,21 +342,16 @@ def find_names(patterns: Patterns, names: Sequence[str], what: str) -> list[int]
     """Indices of the names that match any pattern as a whole, in the order of ``names``.
 
     Raises:
-        ConfigError: a pattern matches nothing, or is none.
+        ConfigError: there is no pattern, or one matches nothing.
     """
-    if not isinstance(patterns, str | Sequence) or not patterns:
-        raise ConfigError(
-            f"no names of a {what} are given, but {patterns!r}: give a pattern or several; "
-            f"there are {list(names)}"
-        )
+    if not patterns:
+        raise ConfigError(f"names of a {what} must be one of {list(names)}, got {patterns!r}")
     found: set[int] = set()
     for pattern in (patterns,) if isinstance(patterns, str) else patterns:
-        if not isinstance(pattern, str):
-            raise ConfigError(f"pattern {pattern!r} of a {what} is no string")
         try:
             hits = [i for i, name in enumerate(names) if re.fullmatch(pattern, name)]
         except re.error as error:
-            raise ConfigError(f"pattern {pattern!r} is no regular expression: {error}") from error
+            raise ConfigError(f"pattern {pattern!r} is not a regular expression: {error}") from None
         if not hits:
             raise ConfigError(
                 f"pattern {pattern!r} matches no {what}{did_you_mean(pattern, names)}; "

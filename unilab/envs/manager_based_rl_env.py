@@ -12,7 +12,7 @@ from torch import Tensor
 from unilab.backends import MujocoBackend, SimBackend
 from unilab.checks import check_fields, to_num_envs
 from unilab.envs.deployment import deployment_metadata
-from unilab.envs.episodes import EpisodeSums
+from unilab.envs.episode_sums import EpisodeSums
 from unilab.envs.managers import (
     ActionManager,
     ActionTermCfg,
@@ -44,12 +44,7 @@ from unilab.errors import CapabilityError, ConfigError, NonFiniteError
 
 @dataclass(frozen=True, kw_only=True)
 class ManagerBasedRlEnvCfg:
-    """A task: its model and its tables of terms.
-
-    Raises:
-        ConfigError: a table is no dict, a term is of another kind, or a value of any of them is not
-            what its field says; the message names where it is.
-    """
+    """A task: its model and its tables of terms."""
 
     scene: SceneCfg
     decimation: int
@@ -68,19 +63,19 @@ class ManagerBasedRlEnvCfg:
     recorders: dict[str, RecorderTermCfg] = field(default_factory=dict)
     recording: RecordingCfg = field(default_factory=RecordingCfg)
     init_at_random_ep_len: bool = False
-    """Whether the first episodes begin at random points of their time, so that time limits do not
-    end all environments at once for ever after."""
+    """Whether the first episodes begin at random points of their time, to desynchronise time-outs
+    across environments."""
     nan_guard: NanGuardCfg | None = None
-    """Where to keep the last states of rows that become non-finite; None keeps nothing."""
+    """Folder for the last states of rows that become non-finite; None keeps nothing."""
     num_threads: int = 0
-    """Physics threads; 0 takes all cores."""
+    """Physics threads; 0 uses all cores."""
 
     def __post_init__(self) -> None:
         check_fields(self)
         if self.decimation < 1:
-            raise ConfigError(f"decimation is {self.decimation}: give at least 1")
+            raise ConfigError(f"decimation must be at least 1, got {self.decimation}")
         if not self.episode_length_s > 0.0:
-            raise ConfigError(f"episode_length_s is {self.episode_length_s}: give more than 0")
+            raise ConfigError(f"episode_length_s must be above 0, got {self.episode_length_s}")
 
     def make(
         self, *, num_envs: int, device: torch.device | str, seed: int | None
@@ -95,20 +90,23 @@ class ManagerBasedRlEnv(TorchEnv):
     The order of a step: controls, physics, one packed read, terminations, rewards, interval
     events, commands, metrics, observations.
 
+    Construction calls every term once (``dry_run``): it checks what the term returns, and the scene
+    records what it reads. A term may use the other managers then, except those of observations and
+    recorders, which come last; of the curriculum, only in its own terms and these two.
+
     Args:
         cfg: the task.
         num_envs: environments in the batch, at least 1.
         device: where terms run.
-        seed: seed of everything that is random in the environment.
+        seed: seed of the environment's random generator; None draws one.
         backend: physics to use instead of MuJoCo on ``cfg.scene.model``.
 
     Raises:
-        ConfigError: a name, pattern, shape or value in the task does not fit the model; num_envs,
-            device or seed is none.
-        CapabilityError: the model or backend lacks something that the task needs.
+        ConfigError: a name, pattern, shape or value in the task does not fit the model.
+        CapabilityError: the model or the backend lacks a feature that the task needs.
     """
 
-    @torch.inference_mode(False)  # what is made here is written to outside of it
+    @torch.inference_mode(False)  # tensors made here are written to outside of it
     def __init__(
         self,
         cfg: ManagerBasedRlEnvCfg,
@@ -134,37 +132,29 @@ class ManagerBasedRlEnv(TorchEnv):
         self.terms: list[Term] = []
         self.action_manager = ActionManager(cfg.actions, self)
         self.command_manager = CommandManager(cfg.commands, self)
-        self.observation_manager = ObservationManager(cfg.observations, self)
-        self.reward_manager = RewardManager(cfg.rewards, self)
         self.termination_manager = TerminationManager(cfg.terminations, self)
-        self.event_manager = EventManager(cfg.events, self)
-        self.curriculum_manager = CurriculumManager(cfg.curriculum, self)
+        self.reward_manager = RewardManager(cfg.rewards, self)
         self.metrics_manager = MetricsManager(cfg.metrics, self)
-        self.recorder_manager = RecorderManager(cfg.recorders, cfg.recording, self)
-        self.scene.compile_tensor_reads()
-        self.event_manager.startup()
-        self.scene.read()
-        self.command_manager.prepare()
-        tracked, measured = self.command_manager.metric_names, self.metrics_manager.term_names
-        self._episodes = EpisodeSums(
+        per_step = list(self.terms)
+        self.command_manager.dry_run()
+        self.episode_sums = EpisodeSums(
             {
                 "Episode_Reward": self.reward_manager.term_names,
                 "Episode_Termination": self.termination_manager.term_names,
-                "Metrics": [*tracked, *measured],
+                "Metrics": [*self.command_manager.metric_names, *self.metrics_manager.term_names],
             },
             num_envs,
             self.device,
             per_step=("Metrics",),
         )
-        self.observation_manager.prepare()
-        self.reward_manager.prepare(self._episodes["Episode_Reward"])
-        self.termination_manager.prepare(self._episodes["Episode_Termination"])
-        self.event_manager.prepare()
-        self.curriculum_manager.prepare()
-        errors, values = self._episodes["Metrics"].split([len(tracked), len(measured)])
-        self.command_manager.metric_sums = errors
-        self.metrics_manager.prepare(values)
-        self.recorder_manager.prepare()
+        self.event_manager = EventManager(cfg.events, self)
+        with torch.inference_mode():
+            for term in per_step:
+                term.dry_run(self)
+        self.curriculum_manager = CurriculumManager(cfg.curriculum, self)
+        self.observation_manager = ObservationManager(cfg.observations, self)
+        self.recorder_manager = RecorderManager(cfg.recorders, cfg.recording, self)
+        self.scene.compile_tensor_reads()
         self._guard: NanGuard | None = None
         if cfg.nan_guard is not None:
             self._guard = NanGuard(cfg.nan_guard, backend, self.action_manager.action_dim)
@@ -177,10 +167,10 @@ class ManagerBasedRlEnv(TorchEnv):
         return self.observation_manager.groups_spec
 
     def episode_so_far(self, row: int) -> tuple[dict[str, float], list[str]]:
-        """What a row's episode has come to, before it is reset.
+        """Reward sums of a row's episode and the termination terms that fired, before a reset.
 
         Returns:
-            the sums of the reward's terms, and the termination terms that fired.
+            Sums by reward term, and names of termination terms.
         """
         rewards, terminations = self.reward_manager, self.termination_manager
         sums = rewards.episode_sums[:, row].tolist()
@@ -192,18 +182,17 @@ class ManagerBasedRlEnv(TorchEnv):
         """Metrics since the last call.
 
         Returns:
-            those of :meth:`TorchEnv.drain_metrics` and, once episodes ended, means over those:
-            ``Episode_Reward/<term>``: weighted sum of the term over the episode, by
-            ``episode_length_s`` (an episode that ends early counts what it missed as 0);
+            Those of :meth:`TorchEnv.drain_metrics`; ``Curriculum/<term>``, the term's last value;
+            and, if episodes ended, means over them:
+            ``Episode_Reward/<term>``: weighted sum of the term over the episode, divided by
+            ``episode_length_s`` (an episode that ends early counts the missing time as 0);
             ``Episode_Termination/<term>``: share of the episodes that the term ended;
-            ``Metrics/<term>`` and ``Metrics/<command>/<name>``: mean over the steps of the
-            episodes;
-            ``Curriculum/<term>``: as the term returned it last, in every call.
+            ``Metrics/<term>`` and ``Metrics/<command>/<name>``: mean over the episodes' steps.
         """
         per_second = 1.0 / self.cfg.episode_length_s
         episodes = {
             tag: value * per_second if tag.startswith("Episode_Reward/") else value
-            for tag, value in self._episodes.drain().items()
+            for tag, value in self.episode_sums.drain().items()
         }
         return super().drain_metrics() | self.curriculum_manager.metrics | episodes
 
@@ -231,7 +220,7 @@ class ManagerBasedRlEnv(TorchEnv):
         self.scene.check_finite(self.termination_manager.loses_rows)
 
     def _evaluate(self) -> tuple[Tensor, Tensor, Tensor]:
-        self._episodes.step()
+        self.episode_sums.step()
         terminated, truncated = self.termination_manager.compute()
         reward = self.reward_manager.compute()
         written = self.event_manager.interval()
@@ -243,7 +232,7 @@ class ManagerBasedRlEnv(TorchEnv):
 
     def _on_refused_reset(self, error: BaseException, rows: Tensor) -> None:
         if isinstance(error, NonFiniteError):
-            event = self.event_manager.culprit(rows)
+            event = self.event_manager.find_nonfinite_event(rows)
             if event is not None:
                 error.add_note(f"What is not finite comes from event {event!r}.")
             self._on_fault(error)
@@ -257,7 +246,7 @@ class ManagerBasedRlEnv(TorchEnv):
                     nstep=self.cfg.decimation,
                     seed=self.generator.initial_seed(),
                 )
-            except Exception as refused:  # a full disk has many names
+            except Exception as refused:  # OSError, RuntimeError, ..., depending on the writer
                 error.add_note(f"Its last states could not be written: {refused}")
                 return
             error.add_note(f"Its last states are in {path}: unilab replay-dump {path}")
@@ -282,14 +271,14 @@ class ManagerBasedRlEnv(TorchEnv):
 
     def _end_episodes(self, rows: Tensor) -> None:
         self.curriculum_manager.compute(rows)
-        # Last: an episode leaves once nothing but the write itself can fail.
+        # Last: after it only the write itself can fail.
         if self.recorder_manager.active:
             self.recorder_manager.record_pre_reset(rows)
 
     def _commit_reset(self, rows: Tensor) -> None:
         self.scene.commit_staged()
-        self.scene.read_rows(rows)  # what begins an episode sees where it begins
-        self._episodes.reset(rows)
+        self.scene.read_rows(rows)  # resets of terms see the new state
+        self.episode_sums.reset(rows)
         for term in self.terms:
             term.reset(rows)
         self.action_manager.reset(rows)
@@ -309,7 +298,7 @@ class ManagerBasedRlEnv(TorchEnv):
         self.backend.close()
 
     def deployment_metadata(self) -> dict[str, Any]:
-        """What a robot's own program must know to run a policy of this task, as JSON values.
+        """What a robot's controller needs to run a policy of this task, as JSON values.
 
         See :func:`unilab.envs.deployment.deployment_metadata`; ``unilab export`` writes it into
         the exported file.
@@ -333,10 +322,9 @@ class ManagerBasedRlEnv(TorchEnv):
 
 
 def _check_backend(backend: SimBackend, num_envs: int) -> None:
-    """Refuse physics that cannot run episodes of so many environments."""
     name = type(backend).__name__
     if backend.num_envs != num_envs:
-        raise ConfigError(f"num_envs is {num_envs}, but {name} has {backend.num_envs}")
+        raise ConfigError(f"num_envs must be {backend.num_envs}, as in {name}, got {num_envs}")
     if backend.tensor_execution().kind != "HOST_BRIDGE":
         raise CapabilityError(
             f"{name} keeps its physics on {backend.tensor_execution().device}: environments run "

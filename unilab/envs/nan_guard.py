@@ -16,7 +16,7 @@ from torch import Tensor
 
 from unilab.backends import MujocoBackend, SimBackend
 from unilab.checks import Count, check_fields
-from unilab.envs.transaction import StagedWrite
+from unilab.envs.scene import StagedWrite
 from unilab.errors import ConfigError, NonFiniteError, why_unreadable
 
 DUMP_VERSION = 3

@@ -1,10 +1,11 @@
-"""What terms see of the simulation: entities, sensors, one packed read a phase."""
+"""The scene: entities, sensors, one packed read a phase and one staged write a reset."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,15 @@ from torch import Tensor
 
 from unilab.backends import HostBridgeTransferPlan, SimBackend
 from unilab.backends.base import Source
-from unilab.envs.entity import Entity, EntityCfg, SceneEntityCfg
-from unilab.envs.entity_data import DERIVED_FIELDS
+from unilab.envs.entity import DERIVED_FIELDS, Entity, EntityCfg, SceneEntityCfg
 from unilab.envs.nonfinite import bad_rows, is_finite, is_within, non_finite
-from unilab.envs.transaction import StagedWrite, Transaction
-from unilab.errors import ConfigError, did_you_mean
+from unilab.errors import ConfigError, NonFiniteError, did_you_mean
 
 MAX_VALUE = 1e10
-"""Beyond it MuJoCo as well takes a state as diverged (``mjMAXVAL``)."""
+"""Largest value of a state that has not diverged, as MuJoCo's ``mjMAXVAL``."""
+
+Read = tuple[str, str]
+"""An entity and one of its fields, or an empty string and a sensor."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,38 +34,141 @@ class SceneCfg:
     entities: dict[str, EntityCfg] = field(default_factory=dict)
     """Entities by the name that terms use."""
     keyframe: str | None = "home"
-    """Keyframe with the home pose; None takes the model's own zero pose."""
+    """Keyframe with the home pose; None uses the model's zero pose."""
+
+
+@dataclass(frozen=True)
+class StagedWrite:
+    """Values for some columns of a tensor with one row for each environment."""
+
+    target: Tensor
+    index: tuple[Tensor | int, ...]
+    """Index after the row."""
+    value: Tensor
+    """``[n, ...]``."""
+    what: str
+    """The field's name, for messages."""
+    derives: bool
+    """Whether other fields of the model are computed from it."""
+
+
+@dataclass
+class Transaction:
+    """Rows to write and their new values: staged and checked whole, then written once."""
+
+    rows: Tensor
+    """``[n]`` int64, on the CPU."""
+    qpos: Tensor
+    """``[n, nq]`` float64."""
+    qvel: Tensor
+    """``[n, nv]`` float64."""
+    reset: bool
+    """Whether a new episode begins."""
+    writes: list[StagedWrite] = field(default_factory=list)
+    """Model parameters and other tensors."""
+
+    def stage(self, write: StagedWrite) -> None:
+        """Add a write.
+
+        Raises:
+            ConfigError: the index or the shape of the values does not fit.
+        """
+        # Lists, because reductions of short tensors are slow.
+        index = [[i] if isinstance(i, int) else i.reshape(-1).tolist() for i in write.index]
+        sizes = write.target.shape[1 : 1 + len(index)]
+        places = max(map(len, index))
+        fits = len(sizes) == len(index) and all(
+            len(at) in (1, places) and all(-size <= i < size for i in at)
+            for at, size in zip(index, sizes, strict=True)
+        )
+        shape = (self.rows.shape[0], places, *write.target.shape[1 + len(index) :])
+        if not fits or write.value.shape != shape:
+            raise ConfigError(
+                f"{write.what} must be written at indices below {tuple(write.target.shape[1:])} "
+                f"with values of shape {shape}, got {tuple(write.value.shape)} at {index}"
+            )
+        self.writes.append(write)
+
+    def validate(self, writer: str) -> None:
+        """Check all staged values before anything is written.
+
+        Args:
+            writer: the event that staged them, for messages.
+
+        Raises:
+            NonFiniteError: a staged value is not finite; names the rows.
+        """
+        for write in self.writes:
+            if not is_finite(write.value):
+                raise self._not_finite(writer, write.what, write.value)
+        if not (is_finite(self.qpos) and is_finite(self.qvel)):
+            state = torch.cat((self.qpos, self.qvel), dim=1)
+            raise self._not_finite(writer, "state", state)
+
+    def _not_finite(self, writer: str, what: str, value: Tensor) -> NonFiniteError:
+        rows = self.rows[bad_rows(value)].tolist()
+        return NonFiniteError(
+            f"{writer} staged non-finite {what} for rows {rows}: nothing was written", rows
+        )
+
+    def commit(
+        self, backend: SimBackend, before_write: Callable[[StagedWrite, Tensor], None] | None
+    ) -> None:
+        """Write everything.
+
+        Args:
+            backend: the physics.
+            before_write: called with every write and its rows.
+        """
+        for write in self.writes:
+            rows = self.rows.to(write.target.device)
+            if before_write is not None:
+                before_write(write, rows)
+            write.target[(rows.unsqueeze(1), *write.index)] = write.value.to(write.target)
+        if any(write.derives for write in self.writes):
+            backend.set_const(self.rows)
+        backend.set_state_tensor(self.rows, self.qpos, self.qvel, reset=self.reset)
 
 
 class EntityScene:
     """The entities of a model and the one packet that all terms read from.
 
+    While the environment is built, every term is called once inside :meth:`recording`, which notes
+    the fields and sensors that it reads. :meth:`compile_tensor_reads` then freezes their union into
+    one packet. From then on a read of anything else is an error.
+
     Args:
         cfg: the entities.
         backend: the physics.
-        device: where terms run.
-
-    Raises:
-        ConfigError: an entity's root body does not exist.
+        device: device of the terms' tensors.
     """
 
     def __init__(self, cfg: SceneCfg, backend: SimBackend, device: torch.device) -> None:
         self._backend = backend
         self._device = device
-        self.entities = {
-            name: Entity(name, entity, backend, self, device)
-            for name, entity in cfg.entities.items()
-        }
-        self._declared: dict[tuple[str, str], None] = {}
+        self._declared: dict[Read, None] = {}
+        self._recorded: dict[Read, None] | None = None
+        self._dry_plans: dict[Read, HostBridgeTransferPlan] = {}
         self._sensor_columns: dict[str, Tensor] = {}
         self._plan: HostBridgeTransferPlan | None = None
         self._staged: Transaction | None = None
-        self.diverged = torch.zeros(backend.num_envs, dtype=torch.bool, device=device)
-        """``[num_envs]``, whose physics diverged in the last step."""
-        self.before_write: Callable[[StagedWrite, Tensor], None] | None = None
-        """Told of every write to a model parameter and of its rows, before it is done."""
         self._fields: dict[str, Tensor] = {}
         self._nominal: dict[str, Tensor] = {}
+        self.entities = {
+            name: Entity(
+                name,
+                entity,
+                backend,
+                device,
+                staged=lambda: self.staged,
+                undeclared=partial(self._read_dry, name),
+            )
+            for name, entity in cfg.entities.items()
+        }
+        self.diverged = torch.zeros(backend.num_envs, dtype=torch.bool, device=device)
+        """``[num_envs]``, rows whose physics diverged in the last step."""
+        self.before_write: Callable[[StagedWrite, Tensor], None] | None = None
+        """Called with every write to a model parameter and its rows, before the write."""
 
     def __getitem__(self, name: str) -> Entity:
         try:
@@ -74,52 +179,8 @@ class EntityScene:
                 f"it has {sorted(self.entities)}"
             ) from None
 
-    @property
-    def plan(self) -> HostBridgeTransferPlan:
-        """The compiled reads, with their transfer counts."""
-        if self._plan is None:
-            raise ConfigError("call EntityScene.compile_tensor_reads() before reading")
-        return self._plan
-
-    @contextmanager
-    def declaring(self, keep: bool = True) -> Iterator[dict[tuple[str, str], None]]:
-        """Collect what is declared in the block, by one term.
-
-        Args:
-            keep: whether it is to be read; if not, it is only checked.
-        """
-        before, self._declared = self._declared, {}
-        try:
-            yield self._declared
-        finally:
-            self._declared = before | self._declared if keep else before
-
-    @contextmanager
-    def showing(self, reads: Mapping[tuple[str, str], None]) -> Iterator[None]:
-        """Let nothing be read in the block but what is declared in ``reads``."""
-        everything = {name: entity.data._columns for name, entity in self.entities.items()}
-        sensors = self._sensor_columns
-        try:
-            for name, columns in everything.items():
-                shown = {field: v for field, v in columns.items() if (name, field) in reads}
-                self.entities[name].data._columns = shown
-            self._sensor_columns = {
-                s: v for s, v in sensors.items() if ("", f"sensor:{s}") in reads
-            }
-            self._changed()
-            yield
-        finally:
-            for name, columns in everything.items():
-                self.entities[name].data._columns = columns
-            self._sensor_columns = sensors
-            self._changed()
-
     def resolve(self, cfg: SceneEntityCfg) -> SceneEntityCfg:
-        """Turn patterns of names into columns.
-
-        Raises:
-            ConfigError: no such entity, or a pattern matches nothing.
-        """
+        """Turn patterns of names into ids."""
         entity = self[cfg.name]
         joints = entity.find_joints(cfg.joint_names)
         bodies = entity.find_bodies(cfg.body_names)
@@ -133,95 +194,85 @@ class EntityScene:
             ids["joint_ids"] = torch.tensor(joints, device=self._device)
         return replace(cfg, **ids)
 
+    # Reads ----------------------------------------------------------------------------------------
+
     def declare(self, entity: str, name: str) -> None:
-        """Add a field of an entity to the union that is read every phase."""
+        """Add a field of an entity to the packet.
+
+        Needed only for a field that is not read when the environment is built.
+        """
         for base in DERIVED_FIELDS.get(name, (name,)):
             source, _ = self[entity].source(base)
             self._backend.get_tensor_capabilities().require_state_field(source)
             self._declared[(entity, base)] = None
 
     def declare_sensor(self, name: str) -> None:
-        """Add a sensor to the union that is read every phase."""
+        """Add a sensor to the packet; see :meth:`declare`."""
         self._backend.get_tensor_capabilities().require_sensor(name)
-        self._declared[("", f"sensor:{name}")] = None
+        self._declared[("", name)] = None
 
-    def declare_field(self, name: str) -> None:
-        """Let a model parameter differ between environments, for a term that writes it.
-
-        Raises:
-            CapabilityError: the backend cannot vary it.
-        """
-        if name not in self._fields:
-            self._fields[name] = self._backend.expand(name)
-            self._nominal[name] = self._fields[name][0].clone()
-
-    def nominal(self, name: str) -> Tensor:
-        """A declared model parameter as the model file has it, without a row an environment."""
+    @contextmanager
+    def recording(self) -> Iterator[dict[Read, None]]:
+        """Declare every field and sensor that is read in the block, and collect them."""
+        self._changed()
+        self._recorded = {}
         try:
-            return self._nominal[name]
-        except KeyError:
+            yield self._recorded
+        finally:
+            self._recorded = None
+            self._changed()
+
+    def _read_dry(self, entity: str, name: str) -> Tensor:
+        """Read one field or sensor while it is not in the packet: a first call's read."""
+        key = (entity, name)
+        what = f"{entity}.data.{name}" if entity else f"sensor {name!r}"
+        if self._plan is not None:
             raise ConfigError(
-                f"model field {name!r} was used by a term that did not declare it: decorate the "
-                f"term with @writes({name!r})"
-            ) from None
+                f"{what} must be read by some term when the environment is built, got its first "
+                "read now: declare it with @reads, or env.scene.declare in a command's __init__"
+            )
+        if self._recorded is None:
+            raise ConfigError(f"{what} must be read in a term's call, got a read in its __init__")
+        self._recorded[key] = None
+        if key not in self._dry_plans:
+            if entity:
+                self.declare(entity, name)
+            else:
+                self.declare_sensor(name)
+            with torch.inference_mode(False):
+                self._dry_plans[key] = self._backend.compile_host_bridge_io(
+                    [self._source(key)], self._device
+                )
+        return self._dry_plans[key].read()
 
-    def write_field(self, name: str, index: tuple[Tensor | int, ...], value: Tensor) -> None:
-        """Stage a declared model parameter for the rows of the open transaction.
-
-        What the model derives from the parameter is recomputed with it.
-
-        Args:
-            name: the field, as MuJoCo's model has it.
-            index: where to write within an environment's field; the first are indices ``[m]``.
-            value: ``[n, m]`` (and what the index leaves of the field).
-
-        Raises:
-            ConfigError: the index or the shape does not fit; nothing is written.
-        """
-        self.nominal(name)
-        derives = name in self._backend.get_tensor_capabilities().derived_from
-        self.staged.stage(StagedWrite(self._fields[name], index, value, name, derives))
-
-    def write_tensor(self, target: Tensor, columns: Tensor, value: Tensor, what: str) -> None:
-        """Stage rows of a tensor that is not the simulator's, such as a sensor's bias.
-
-        Args:
-            target: ``[num_envs, k]``.
-            columns: ``[m]``, where to write.
-            value: ``[n, m]``.
-            what: its name, for messages.
-
-        Raises:
-            ConfigError: the index or the shape does not fit; nothing is written.
-        """
-        self.staged.stage(StagedWrite(target, (columns,), value, what, derives=False))
+    def _source(self, read: Read) -> Source:
+        entity, name = read
+        return self[entity].source(name) if entity else (f"sensor:{name}", slice(None))
 
     def compile_tensor_reads(self) -> HostBridgeTransferPlan:
-        """Freeze the union of declared columns into one packet."""
-        keys = list(self._declared)
-        sources: list[Source] = [
-            self[entity].source(name) if entity else (name, slice(None)) for entity, name in keys
-        ]
+        """Freeze the union of what is read into one packet, and read it."""
+        sources = [self._source(key) for key in self._declared]
         self._plan = self._backend.compile_host_bridge_io(sources, self._device)
-        for (entity, name), cols in zip(keys, self._plan.columns, strict=True):
-            column = self._plan.packet[:, cols]
-            if entity:
-                self[entity].data._columns[name] = column
-            else:
-                self._sensor_columns[name.removeprefix("sensor:")] = column
+        for (entity, name), cols in zip(self._declared, self._plan.columns, strict=True):
+            columns = self[entity].data._columns if entity else self._sensor_columns
+            columns[name] = self._plan.packet[:, cols]
+        for plan in self._dry_plans.values():
+            plan.packet.fill_(torch.nan)  # a term that keeps it would read stale values
+        self._dry_plans.clear()
         self.read()
         return self._plan
 
+    @property
+    def plan(self) -> HostBridgeTransferPlan:
+        """The compiled reads, with their transfer counts."""
+        if self._plan is None:
+            raise ConfigError("call EntityScene.compile_tensor_reads() before reading")
+        return self._plan
+
     def sensor(self, name: str) -> Tensor:
-        """Current values of a declared sensor, ``[num_envs, width]``."""
-        try:
-            return self._sensor_columns[name]
-        except KeyError:
-            raise ConfigError(
-                f"sensor {name!r} was read by a term that did not declare it: decorate the term "
-                "with @reads(sensors=<parameter that names the sensors>), or, in a command, call "
-                f"env.scene.declare_sensor({name!r}) in __init__"
-            ) from None
+        """Current values of a sensor, ``[num_envs, width]``."""
+        value = self._sensor_columns.get(name)
+        return self._read_dry("", name) if value is None else value
 
     def read(self) -> None:
         """One packed read of every environment; terms see the new values."""
@@ -235,11 +286,11 @@ class EntityScene:
         self._changed()
 
     def check_finite(self, lose_rows: bool = False) -> None:
-        """One reduction over the packet.
+        """Check the packet, with one reduction.
 
         Args:
-            lose_rows: instead of an error, mark the rows in ``diverged``, those of values beyond
-                :data:`MAX_VALUE` as well, and let terms read zeros.
+            lose_rows: instead of an error, mark the rows in ``diverged``, including those with
+                values beyond :data:`MAX_VALUE`, and let terms read zeros there.
 
         Raises:
             NonFiniteError: names the fields and rows.
@@ -258,18 +309,65 @@ class EntityScene:
         bad = {}
         for (entity, name), cols in zip(self._declared, self.plan.columns, strict=True):
             if rows := bad_rows(packet[:, cols]):
-                bad[f"{entity}.{name}" if entity else name] = rows
+                bad[f"{entity}.{name}" if entity else f"sensor:{name}"] = rows
         raise non_finite("physics left non-finite values", bad)
 
+    def _changed(self) -> None:
+        for entity in self.entities.values():
+            entity.data._cache.clear()
+
+    # Writes ---------------------------------------------------------------------------------------
+
+    def declare_field(self, name: str) -> None:
+        """Let a model parameter differ between environments, for a term that writes it."""
+        if name not in self._fields:
+            self._fields[name] = self._backend.expand(name)
+            self._nominal[name] = self._fields[name][0].clone()
+
+    def nominal(self, name: str) -> Tensor:
+        """A declared model parameter with the model file's values, without a row dimension."""
+        try:
+            return self._nominal[name]
+        except KeyError:
+            raise ConfigError(
+                f"model field {name!r} must be declared by the term that uses it: decorate the "
+                f"term with @writes({name!r})"
+            ) from None
+
+    def write_field(self, name: str, index: tuple[Tensor | int, ...], value: Tensor) -> None:
+        """Stage a declared model parameter for the rows of the open transaction.
+
+        Fields that the model computes from the parameter are recomputed.
+
+        Args:
+            name: the field's name in MuJoCo's model.
+            index: where to write in an environment's field; the first are indices ``[m]``.
+            value: ``[n, m, ...]``.
+        """
+        self.nominal(name)
+        derives = name in self._backend.get_tensor_capabilities().derived_from
+        self.staged.stage(StagedWrite(self._fields[name], index, value, name, derives))
+
+    def write_tensor(self, target: Tensor, columns: Tensor, value: Tensor, what: str) -> None:
+        """Stage rows of a tensor outside the simulator, such as a sensor's bias.
+
+        Args:
+            target: ``[num_envs, k]``.
+            columns: ``[m]``, where to write.
+            value: ``[n, m]``.
+            what: the tensor's name, for messages.
+        """
+        self.staged.stage(StagedWrite(target, (columns,), value, what, derives=False))
+
     def stage_reset(self, rows: Tensor) -> None:
-        """Open a transaction that will start new episodes from the home pose."""
+        """Open a transaction that starts new episodes from the home pose."""
         rows, n = rows.cpu(), rows.shape[0]
         qpos = self._backend.default_qpos.repeat(n, 1)
         qvel = qpos.new_zeros(n, self._backend.get_state_views()["qvel"].shape[1])
         self._staged = Transaction(rows, qpos, qvel, reset=True)
 
     def stage_current(self, rows: Tensor) -> None:
-        """Open a transaction on the current state, for a push or a nudge."""
+        """Open a transaction on the current state, for a push."""
         rows, views = rows.cpu(), self._backend.get_state_views()
         self._staged = Transaction(rows, views["qpos"][rows], views["qvel"][rows], reset=False)
 
@@ -288,7 +386,3 @@ class EntityScene:
         """Write the transaction once and close it."""
         staged, self._staged = self.staged, None
         staged.commit(self._backend, self.before_write)
-
-    def _changed(self) -> None:
-        for entity in self.entities.values():
-            entity.data._cache.clear()

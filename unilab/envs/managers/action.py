@@ -1,4 +1,4 @@
-"""Actions: from the policy's numbers to the simulator's controls."""
+"""Actions: policy outputs mapped to the simulator's controls."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class JointPositionActionCfg(ActionTermCfg):
     """Targets of position actuators, in rad (m) about an offset."""
 
     use_default_offset: bool = True
-    """Whether action 0 is the home pose, joints' ``qpos`` in the keyframe; otherwise it is 0."""
+    """Whether action 0 is the home pose, the joints' ``qpos`` in the keyframe; otherwise 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +50,6 @@ class ActionManager:
         cfg: the terms; their columns follow each other in order.
         env: the environment.
 
-    Raises:
-        ConfigError: a pattern matches no actuator, or two terms drive the same one.
-
     Attributes:
         action: ``[num_envs, action_dim]``, the current action (zeros after a reset).
         prev_action: the action before it.
@@ -60,7 +57,7 @@ class ActionManager:
 
     def __init__(self, cfg: Mapping[str, ActionTermCfg], env: ManagerBasedRlEnv) -> None:
         if not cfg:
-            raise ConfigError("the task has no action term: give at least one")
+            raise ConfigError("actions must have at least one term, got none")
         actuators = env.backend.actuators
         names = [a.name for a in actuators]
         ids: list[int] = []
@@ -68,13 +65,11 @@ class ActionManager:
         offsets: list[float] = []
         recalls: list[Recall] = []
         for name, term in cfg.items():
-            with naming("action", name):
+            with naming(f"action term {name!r}"):
                 found, scale = _driven(name, term, names)
                 taken = [names[i] for i in found if i in ids]
                 if taken:
-                    raise ConfigError(
-                        f"action term {name!r} drives {taken}, as an earlier term does"
-                    )
+                    raise ConfigError(f"actuators {taken} must be driven by one term, got two")
                 offsets += _offsets(term, [actuators[i] for i in found], env.backend)
             recalls.append(Recall(width=len(found), delay=term))
             ids += found
@@ -137,14 +132,14 @@ class ActionManager:
 def _offsets(
     term: ActionTermCfg, actuators: Sequence[ActuatorInfo], backend: SimBackend
 ) -> list[float]:
-    """Controls that action 0 stands for."""
+    """Controls at action 0."""
     if not isinstance(term, JointPositionActionCfg):
         return [0.0] * len(actuators)
     joints = {joint.name: joint for joint in backend.joints}
     motors = [a.name for a in actuators if a.stiffness == 0.0 or a.joint not in joints]
     if motors:
         raise ConfigError(
-            f"{motors} are no position actuators of joints: use JointEffortActionCfg for them"
+            f"actuators {motors} must be position actuators of joints: use JointEffortActionCfg"
         )
     if not term.use_default_offset:
         return [0.0] * len(actuators)
@@ -152,7 +147,7 @@ def _offsets(
 
 
 def _driven(name: str, term: ActionTermCfg, names: list[str]) -> tuple[list[int], list[float]]:
-    """Actuators that a term drives, of those in the model, and the scale of each."""
+    """Ids of the actuators that a term drives, and their scales."""
     label = f"action term {name!r}"
     term.check_delay(label)
     found = find_names(term.actuator_names, names, "actuator")
@@ -162,5 +157,5 @@ def _driven(name: str, term: ActionTermCfg, names: list[str]) -> tuple[list[int]
     }
     missing = [names[i] for i in found if i not in by_id]
     if missing:
-        raise ConfigError(f"{label} has no scale for {missing}")
+        raise ConfigError(f"scale of {label} must cover {missing}, got {list(scale)}")
     return found, [by_id[i] for i in found]

@@ -1,4 +1,4 @@
-"""Commands: what the robot is asked to do, drawn anew from time to time."""
+"""Commands: what the robot is asked to do, redrawn from time to time."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from torch import Tensor
 
 from unilab.checks import check_fields
 from unilab.envs.managers.countdown import Countdown, check_waiting
-from unilab.envs.managers.term import naming, rehearse
-from unilab.envs.managers.values import check_scalar, check_value
+from unilab.envs.managers.term import COLUMNS, SCALAR, check_output, dry_run_reset, naming
 from unilab.envs.nonfinite import require_finite
 from unilab.errors import ConfigError, did_you_mean
 
@@ -23,11 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class CommandTermCfg(ABC):
-    """A command and how often it changes.
-
-    Raises:
-        ConfigError: a field is not what it says, or the times are not 0 < low <= high.
-    """
+    """A command and how often it changes."""
 
     resampling_time_range: tuple[float, float]
     """Seconds between draws, uniform."""
@@ -42,7 +37,7 @@ class CommandTermCfg(ABC):
 
 
 class CommandTerm(ABC):
-    """A command that is drawn anew when its time is up and when an episode begins."""
+    """A command that is redrawn when its time is up and when an episode begins."""
 
     def __init__(self, cfg: CommandTermCfg, env: ManagerBasedRlEnv) -> None:
         self._env = env
@@ -51,19 +46,17 @@ class CommandTerm(ABC):
     @property
     @abstractmethod
     def command(self) -> Tensor:
-        """``[num_envs, width]``, the command in force."""
+        """``[num_envs, width]`` float32, the current command."""
 
     @abstractmethod
     def resample(self, rows: Tensor) -> None:
         """Draw new commands for some environments."""
 
     def metrics(self) -> dict[str, Tensor]:
-        """How well the command in force is followed, ``[num_envs]`` float32 each.
+        """How well the current command is followed, ``[num_envs]`` float32 each.
 
-        Asked for in every step, before a new command is drawn. The means over the steps of ended
-        episodes are logged as ``Metrics/<command>/<name>``. What it reads of an entity is to be
-        declared in ``__init__``: ``env.scene.declare(entity, field)``, and
-        ``env.scene.declare_sensor(name)`` for a sensor.
+        Called in every step, before a new command is drawn. The means over the steps of ended
+        episodes are logged as ``Metrics/<command>/<name>``.
         """
         return {}
 
@@ -73,7 +66,11 @@ class CommandTerm(ABC):
         self.resample(rows)
 
     def compute(self) -> None:
-        """Advance by one control step."""
+        """Advance by one control step.
+
+        What an override reads it declares in ``__init__``: ``env.scene.declare(entity, field)`` or
+        ``env.scene.declare_sensor(name)``. Reads of the other methods are found by themselves.
+        """
         due = self._resampling.advance()
         if due is not None:
             self.reset(due)
@@ -90,45 +87,25 @@ class CommandManager:
     def __init__(self, cfg: Mapping[str, CommandTermCfg], env: ManagerBasedRlEnv) -> None:
         self._env = env
         self._terms: dict[str, CommandTerm] = {}
-        self.reads: dict[str, dict[tuple[str, str], None]] = {}
-        """What each command declared, as the scene keeps it."""
         for name, term in cfg.items():
-            with naming("command", name), env.scene.declaring() as self.reads[name]:
+            with naming(f"command term {name!r}"):
                 self._terms[name] = term.build(env)
         self.metric_names: list[str] = []
-        """``<command>/<name>`` of every metric."""
-        self.metric_sums = torch.zeros(0, env.num_envs, device=env.device)
-        """``[num_metrics, num_envs]``, sums since the episode began; emptied by their owner."""
+        """``<command>/<name>`` of every metric; known after :meth:`dry_run`."""
 
-    def prepare(self) -> None:
-        """Draw every command once, ask for its metrics and check them; call after the first read.
+    def dry_run(self) -> None:
+        """Draw every command once when the environment is built, and check it and its metrics.
 
-        Raises:
-            ConfigError: a command or metric of another shape or type.
-            NonFiniteError: a command that is not finite.
+        The scene records what they read.
         """
         for name, term in self._terms.items():
-            with naming("command", name), self._env.scene.showing(self.reads[name]):
-                rehearse(self._env, term.reset)
-                check_value(
-                    self._env,
-                    "command",
-                    name,
-                    term.command,
-                    "float32 [num_envs, width]",
-                    dtype=torch.float32,
-                    ndim=2,
-                )
-                values = self._metrics_of(name, term)
-            for metric, value in values.items():
-                check_scalar(self._env, "command metric", metric, value)
-                self.metric_names.append(metric)
-
-    def _metrics(self) -> dict[str, Tensor]:
-        values: dict[str, Tensor] = {}
-        for name, term in self._terms.items():
-            values |= self._metrics_of(name, term)
-        return values
+            label = f"command term {name!r}"
+            with naming(label), self._env.scene.recording():
+                dry_run_reset(self._env, term.reset)
+                check_output(self._env, label, term.command, COLUMNS)
+                for metric, value in self._metrics_of(name, term).items():
+                    check_output(self._env, f"command metric {metric!r}", value, SCALAR)
+                    self.metric_names.append(metric)
 
     def _metrics_of(self, name: str, term: CommandTerm) -> dict[str, Tensor]:
         with torch.inference_mode():
@@ -140,19 +117,11 @@ class CommandManager:
         return self._terms
 
     def get_command(self, name: str) -> Tensor:
-        """The command in force, ``[num_envs, width]``.
-
-        Raises:
-            ConfigError: there is no such command.
-        """
+        """The current command, ``[num_envs, width]``."""
         return self.get_term(name).command
 
     def get_term(self, name: str) -> CommandTerm:
-        """The running term of that name.
-
-        Raises:
-            ConfigError: there is no such command.
-        """
+        """The running term of that name."""
         try:
             return self._terms[name]
         except KeyError:
@@ -168,9 +137,12 @@ class CommandManager:
             NonFiniteError: names the metrics and rows.
         """
         if self.metric_names:
-            values = torch.stack([*self._metrics().values()])
+            found: list[Tensor] = []
+            for name, term in self._terms.items():
+                found += self._metrics_of(name, term).values()
+            values = torch.stack(found)
             require_finite("command metrics are not finite", self.metric_names, values)
-            self.metric_sums += values
+            self._env.episode_sums["Metrics"][: len(values)].add_(values)
         for term in self._terms.values():
             term.compute()
 

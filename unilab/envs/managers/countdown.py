@@ -1,4 +1,4 @@
-"""When something is due again, environment by environment."""
+"""Countdowns: random waiting times of each environment."""
 
 from __future__ import annotations
 
@@ -14,28 +14,20 @@ if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
 
 _SLACK = 1e-4
-"""Control steps by which rounding may put a whole number of steps past itself."""
+"""Control steps that are subtracted against rounding before the ceiling."""
 
 
 def check_waiting(what: str, span: tuple[float, float]) -> None:
-    """Refuse waiting times that are none.
-
-    Args:
-        what: their name, for messages.
-        span: seconds, shortest and longest wait.
-
-    Raises:
-        ConfigError: names them.
-    """
+    """Refuse waiting times, in seconds, that are not 0 < low <= high."""
     if not 0.0 < span[0] <= span[1]:
-        raise ConfigError(f"{what} is {span}: expected 0 < low <= high")
+        raise ConfigError(f"{what} must be 0 < low <= high, got {span}")
 
 
 class Countdown:
     """Waiting times, drawn uniformly and counted in whole control steps.
 
-    The earliest of them is kept as a number, so that a step in which nothing is due, the common
-    one, costs no tensor operation.
+    The earliest one is kept as a number, so that a step in which nothing is due costs no tensor
+    operation.
 
     Args:
         span: seconds, shortest and longest wait.
@@ -61,7 +53,7 @@ class Countdown:
         """Count one control step.
 
         Returns:
-            ``[n]`` int64 environments that are due, to be restarted by the caller; None if none is.
+            ``[n]`` int64, environments that are due, which the caller restarts; None if none is.
         """
         self._now += 1
         if self._now < self._earliest:

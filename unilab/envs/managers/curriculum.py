@@ -1,4 +1,4 @@
-"""Curriculum: what changes about a task as training goes on."""
+"""Curriculum: changes to a task as training goes on."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class CurriculumTermCfg:
-    """One thing that changes."""
+    """One change."""
 
     func: Callable[..., Any]
     """``func(env, env_ids, **params)`` with ``env_ids`` ``[n]`` int64, the environments that are
-    reset: their episodes end, but at the very first reset, which is of all of them.
+    reset: those whose episodes end, or all of them in the first reset.
 
-    What it returns is logged as ``Curriculum/<name>``: a number, a tensor of one element, a dict of
-    such, or None for nothing.
+    The returned value is logged as ``Curriculum/<name>``: a number, a tensor of one element, a dict
+    of these, or None for nothing.
     """
     params: dict[str, Any] = field(default_factory=dict)
 
 
 class CurriculumManager:
-    """Runs the terms whenever episodes end, before the next ones draw their commands.
+    """Runs the terms whenever episodes end, before new commands are drawn.
 
     Args:
         cfg: the terms.
@@ -45,21 +45,18 @@ class CurriculumManager:
             bind_term(env, "curriculum", name, term, leading=2) for name, term in cfg.items()
         ]
         self._state: dict[str, float] = {}
-
-    def prepare(self) -> None:
-        """Run every term once for no environment, so that a bad one fails now."""
-        nobody = torch.zeros(0, dtype=torch.int64, device=self._env.device)
+        no_rows = torch.zeros(0, dtype=torch.int64, device=env.device)
         for term in self._terms:
-            self._log(term, term.first(self._env, nobody))
+            self._log(term, term.dry_run(env, no_rows))
 
     def compute(self, rows: Tensor) -> None:
-        """Run the terms for environments whose episode ends.
+        """Run the terms for environments whose episodes end.
 
-        A term that fails refuses the reset; what the terms before it changed stays changed.
+        A term that fails refuses the reset; changes of the terms before it remain.
 
         Raises:
             ConfigError: a term returned something that cannot be logged.
-            NonFiniteError: it returned NaN or an infinity.
+            NonFiniteError: a term returned NaN or an infinity.
         """
         for term in self._terms:
             self._log(term, term(self._env, rows))
@@ -74,16 +71,15 @@ class CurriculumManager:
                 shown = float(number)
             except (TypeError, ValueError, RuntimeError) as error:
                 raise ConfigError(
-                    f"curriculum term {term.name!r} returned {value!r}: expected a number, a "
-                    "dict of numbers or None"
+                    f"{term.label} must return a number, a dict of numbers or None, got {value!r}"
                 ) from error
             if not math.isfinite(shown):
-                raise NonFiniteError(f"curriculum term {term.name!r} returned {value!r}")
+                raise NonFiniteError(f"{term.label} must return a finite number, got {value!r}")
             self._state[tag] = shown
 
     @property
     def metrics(self) -> dict[str, float]:
-        """``Curriculum/<name>`` as the terms returned it last."""
+        """``Curriculum/<name>``, the last values that the terms returned."""
         return {f"Curriculum/{tag}": value for tag, value in self._state.items()}
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Events: what happens to an environment at a reset and from time to time."""
+"""Events: writes to the simulation at startup, at a reset and from time to time."""
 
 from __future__ import annotations
 
@@ -27,9 +27,6 @@ class EventTermCfg:
 
     Terms write state through the entity (``env.scene["robot"].write_...``). What they write is
     staged, checked as a whole and committed once.
-
-    Raises:
-        ConfigError: an unknown mode, or an interval that is none or not this mode's.
     """
 
     func: Callable[..., Any]
@@ -37,27 +34,30 @@ class EventTermCfg:
     mode: Literal["startup", "reset", "interval"]
     """startup: once, for all; reset: when episodes begin; interval: from time to time."""
     interval_range_s: tuple[float, float] | None = None
-    """Seconds between two events of one environment, uniform; only for ``interval``."""
+    """Seconds between two events of one environment, uniform; for mode ``interval`` only."""
     params: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_fields(self, "event")
         if self.mode not in MODES:
             raise ConfigError(
-                f"event mode is {self.mode!r}{did_you_mean(self.mode, MODES)}: "
-                f"expected one of {MODES}"
+                f"event mode must be one of {MODES}, got {self.mode!r}"
+                f"{did_you_mean(self.mode, MODES)}"
             )
         if (self.mode == "interval") != (self.interval_range_s is not None):
             raise ConfigError(
-                f"event mode {self.mode!r} with interval_range_s {self.interval_range_s}: "
-                "give interval_range_s exactly for mode 'interval'"
+                "interval_range_s must be given exactly for mode 'interval', got "
+                f"{self.interval_range_s} for {self.mode!r}"
             )
         if self.interval_range_s is not None:
             check_waiting("interval_range_s", self.interval_range_s)
 
 
 class EventManager:
-    """Runs events by mode.
+    """Runs events by mode; the startup events run when the manager is made.
+
+    Every other event runs once as well, without a write, so that a bad one fails now and the scene
+    records what it reads.
 
     Args:
         cfg: the terms.
@@ -73,30 +73,25 @@ class EventManager:
             self._terms[term.mode].append(bound)
             if term.interval_range_s is not None:
                 self._countdowns.append(Countdown(term.interval_range_s, env))
+        all_rows = torch.arange(env.num_envs, device=env.device)
+        for bound in self._terms["startup"]:
+            with self._writing(bound, all_rows):
+                bound.dry_run(env, all_rows)
+        self._dry_run(all_rows)
 
-    def startup(self) -> None:
-        """Run the startup events on every environment."""
-        env = self._env
-        everyone = torch.arange(env.num_envs, device=env.device)
-        for term in self._terms["startup"]:
-            with self._writing(term, everyone):
-                term.first(env, everyone)
-
-    def prepare(self) -> None:
-        """Run every reset and interval event once without a write, so that a bad one fails now."""
+    def _dry_run(self, rows: Tensor) -> None:
         env, scene = self._env, self._env.scene
-        everyone = torch.arange(env.num_envs, device=env.device)
         before = env.generator.get_state()
         try:
-            scene.stage_reset(everyone)
+            scene.stage_reset(rows)
             with torch.inference_mode():
                 for term in self._terms["reset"]:
-                    term.first(env, everyone)
-                    scene.staged.validate(_called(term))
+                    term.dry_run(env, rows)
+                    scene.staged.validate(term.label)
             for term in self._terms["interval"]:
-                scene.stage_current(everyone)
-                term.first(env, everyone)
-                scene.staged.validate(_called(term))
+                scene.stage_current(rows)
+                term.dry_run(env, rows)
+                scene.staged.validate(term.label)
         finally:
             scene.discard_staged()
             env.generator.set_state(before)
@@ -112,11 +107,11 @@ class EventManager:
                 term(self._env, rows)
         self._env.scene.staged.validate("a reset event")
 
-    def culprit(self, rows: Tensor) -> str | None:
-        """Which reset event stages what is not finite: they are run again, each checked.
+    def find_nonfinite_event(self, rows: Tensor) -> str | None:
+        """Run the reset events again and check each.
 
         Returns:
-            its name; None if that does not happen again.
+            The first event that stages a non-finite value; None if none does so again.
         """
         scene = self._env.scene
         try:
@@ -124,10 +119,10 @@ class EventManager:
             with torch.inference_mode():
                 for term in self._terms["reset"]:
                     term(self._env, rows)
-                    scene.staged.validate(_called(term))
+                    scene.staged.validate(term.label)
         except NonFiniteError:
             return term.name
-        except Exception:  # of the second run, which is none of the caller's
+        except Exception:  # errors of this diagnostic run are ignored
             return None
         finally:
             scene.discard_staged()
@@ -162,12 +157,12 @@ class EventManager:
 
     @contextmanager
     def _writing(self, term: Term, rows: Tensor) -> Iterator[None]:
-        """A transaction on the current state, for what an event does in the block."""
+        """Open a transaction on the current state, and commit what the block stages."""
         scene = self._env.scene
         scene.stage_current(rows)
         try:
             yield
-            scene.staged.validate(_called(term))
+            scene.staged.validate(term.label)
             scene.commit_staged()
         finally:
             scene.discard_staged()
@@ -183,8 +178,3 @@ class EventManager:
                     shown += " and what follows from it"
                 lines.append(f"  {term.name:<28} {shown}")
         return "\n".join(lines)
-
-
-def _called(term: Term) -> str:
-    """What messages call a term."""
-    return f"event {term.name!r}"

@@ -1,4 +1,4 @@
-"""Metrics: what is worth a look and pays nothing."""
+"""Metrics: logged quantities that are not rewarded."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
-from unilab.envs.managers.term import bind_term
-from unilab.envs.managers.values import check_scalar, evaluate, first_values
+from unilab.envs.managers.term import SCALAR, bind_term, evaluate
 from unilab.envs.nonfinite import require_finite
 
 if TYPE_CHECKING:
@@ -27,7 +25,7 @@ class MetricsTermCfg:
 
 
 class MetricsManager:
-    """Adds the terms up over each episode.
+    """Sums the terms over each episode.
 
     Args:
         cfg: the terms.
@@ -36,20 +34,8 @@ class MetricsManager:
 
     def __init__(self, cfg: Mapping[str, MetricsTermCfg], env: ManagerBasedRlEnv) -> None:
         self._env = env
-        self._terms = [bind_term(env, "metrics", name, term) for name, term in cfg.items()]
+        self._terms = [bind_term(env, "metrics", name, term, SCALAR) for name, term in cfg.items()]
         self.term_names = list(cfg)
-        self._sums = torch.zeros(len(cfg), env.num_envs, device=env.device)
-
-    def prepare(self, sums: Tensor) -> None:
-        """Evaluate each term once and check what it returns; call after the first read.
-
-        Args:
-            sums: ``[num_terms, num_envs]``, where to add the terms up; emptied by its owner when
-                an episode begins.
-        """
-        self._sums = sums
-        for term, value in zip(self._terms, first_values(self._terms, self._env), strict=True):
-            check_scalar(self._env, "metrics", term.name, value)
 
     def compute(self) -> None:
         """Add this step's values.
@@ -57,11 +43,11 @@ class MetricsManager:
         Raises:
             NonFiniteError: names the terms and rows.
         """
-        if not self._terms:
-            return
-        values = torch.stack(evaluate(self._terms, self._env))
-        require_finite("metrics are not finite", self.term_names, values)
-        self._sums.add_(values)
+        if self._terms:
+            values = torch.stack(evaluate(self._terms, self._env))
+            require_finite("metrics are not finite", self.term_names, values)
+            # The first rows of the block are the commands' metrics.
+            self._env.episode_sums["Metrics"][-len(values) :].add_(values)
 
     def __str__(self) -> str:
         return "\n".join(["metrics", *(f"  {name}" for name in self.term_names)])

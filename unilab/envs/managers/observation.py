@@ -12,9 +12,7 @@ from torch import Tensor
 
 from unilab.checks import Bound, check_fields, check_range
 from unilab.envs.managers.delay import DelayBuffer, DelayCfg, Recall
-from unilab.envs.managers.memory import remembering_rows
-from unilab.envs.managers.term import ManagerTermBase, Term, bind_term
-from unilab.envs.managers.values import check_value, evaluate, first_values
+from unilab.envs.managers.term import COLUMNS, Term, bind_term, evaluate, only_rows
 from unilab.envs.nonfinite import bad_rows, is_finite, non_finite
 from unilab.errors import ConfigError, NonFiniteError, did_you_mean
 
@@ -26,11 +24,7 @@ GROUPS = ("obs", "critic")
 
 @dataclass(frozen=True, kw_only=True)
 class UniformNoiseCfg:
-    """Noise drawn uniformly from an interval and added to a term.
-
-    Raises:
-        ConfigError: the bounds are not finite, or reversed.
-    """
+    """Uniform noise that is added to a term."""
 
     n_min: float
     n_max: float
@@ -48,13 +42,13 @@ class ObservationTermCfg(DelayCfg):
     """``func(env, **params) -> [num_envs, width]`` float32."""
     params: dict[str, Any] = field(default_factory=dict)
     noise: UniformNoiseCfg | None = None
-    """Sensor noise in the term's own unit; added if the group has ``enable_corruption``."""
+    """Sensor noise in the term's unit; added if the group has ``enable_corruption``."""
     clip: tuple[Bound, Bound] | None = None
-    """Bounds in the term's own unit, applied after the noise; one of them may be infinite."""
+    """Bounds in the term's unit, applied after the noise; one of them may be infinite."""
     scale: float | tuple[float, ...] = 1.0
     """Factor, or one for each column, applied after the clip."""
     history_length: int = 0
-    """How many of the last values are shown, oldest first; 0 and 1 show the present one alone."""
+    """How many of the last values are shown, oldest first; 0 and 1 show the current one only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,25 +57,26 @@ class ObservationGroupCfg:
 
     terms: dict[str, ObservationTermCfg]
     enable_corruption: bool = False
-    """Whether the terms' noise is added: what a real sensor would see."""
+    """Whether the terms' noise is added."""
     history_length: int | None = None
-    """History of every term of the group; None leaves it to the terms."""
+    """History of every term of the group; None uses the terms' own."""
 
 
 @dataclass(frozen=True)
 class _Group:
+    terms: dict[str, Term]
     columns: slice | Tensor
-    """Where the group's columns are among those of all terms."""
+    """The group's columns among the columns of all terms."""
     widths: dict[str, int]
-    """Of the terms' values."""
+    """Columns of each term's value."""
     shown: dict[str, int]
-    """Of what the group shows of them."""
+    """Columns of each term in the group, history included."""
     scale: Tensor
     noise: tuple[Tensor, Tensor] | None
-    """Middle and half width of every column's noise; None without noise."""
+    """Middle and half width of the noise, by column."""
     clip: tuple[Tensor, Tensor] | None
     memory: DelayBuffer | None
-    """None if every term is shown at once and alone."""
+    """None if no term has a delay or a history."""
 
 
 class ObservationManager:
@@ -92,11 +87,8 @@ class ObservationManager:
     once.
 
     Args:
-        cfg: the groups; ``obs`` is required, ``critic`` optional, nothing else exists.
-        env: the environment; its scene learns what the terms read.
-
-    Raises:
-        ConfigError: another group, a missing ``obs``, or a term that does not fit.
+        cfg: the groups; ``obs`` is required, ``critic`` optional, others are refused.
+        env: the environment.
     """
 
     def __init__(self, cfg: Mapping[str, ObservationGroupCfg], env: ManagerBasedRlEnv) -> None:
@@ -111,69 +103,59 @@ class ObservationManager:
         self._cfg = cfg
         self._env = env
         self._terms: list[Term] = []
-        self._picks: dict[str, list[int]] = {}
         place: dict[int, int] = {}
         for group, group_cfg in cfg.items():
             if not group_cfg.terms:
-                raise ConfigError(f"observation group {group!r} has no terms")
+                raise ConfigError(f"observation group {group!r} must have terms, got none")
             for name, term in group_cfg.terms.items():
                 if id(term) not in place:
                     place[id(term)] = len(self._terms)
                     kind = f"observation ({group})"
-                    bound = bind_term(env, kind, name, term)
-                    self._terms.append(bound)
-            self._picks[group] = [place[id(term)] for term in group_cfg.terms.values()]
-        self._groups: dict[str, _Group] = {}
+                    self._terms.append(bind_term(env, kind, name, term, COLUMNS))
+        with torch.inference_mode():
+            values = [term.dry_run(env) for term in self._terms]
+        self._groups = {
+            group: self._group(group, [place[id(t)] for t in group_cfg.terms.values()], values)
+            for group, group_cfg in cfg.items()
+        }
 
-    def prepare(self) -> None:
-        """Measure the terms once and freeze scales, clips and noise; call after the first read.
+    def _group(self, group: str, picks: list[int], values: list[Tensor]) -> _Group:
+        """Freeze the scales, clips, noise, delays and histories of one group.
 
-        Raises:
-            ConfigError: a term returned something else than columns, or a scale, clip, delay or
-                history does not fit them.
-            NonFiniteError: a term returned values that are not finite.
+        Args:
+            group: its name.
+            picks: the group's terms among all terms.
+            values: what all terms returned.
         """
-        values = first_values(self._terms, self._env, by_rows=True)
-        for group, cfg in self._cfg.items():
-            widths, columns, recalls = {}, [], {}
-            for (name, term), pick in zip(cfg.terms.items(), self._picks[group], strict=True):
-                kind = f"observation ({group})"
-                value = check_value(
-                    self._env,
-                    kind,
-                    name,
-                    values[pick],
-                    "float32 [num_envs, width]",
-                    dtype=torch.float32,
-                    ndim=2,
+        cfg, env = self._cfg[group], self._env
+        columns: list[Tensor] = []
+        recalls: list[Recall] = []
+        for (name, term), pick in zip(cfg.terms.items(), picks, strict=True):
+            width = values[pick].shape[1]
+            if not width:
+                raise ConfigError(
+                    f"observation ({group}) term {name!r} must return at least 1 column, got 0: "
+                    "leave the term out"
                 )
-                if not value.shape[1]:
-                    raise ConfigError(
-                        f"{kind} term {name!r} returned no column: expected [num_envs, width] with "
-                        "a width of at least 1; leave the term out if it has nothing to show"
-                    )
-                widths[name] = value.shape[1]
-                columns.append(_columns(group, name, term, value.shape[1]))
-                recalls[name] = _recall(group, name, cfg, term, value.shape[1])
-            scale, middle, half, lower, upper = torch.cat(columns, 1).to(self._env.device)
-            noisy = cfg.enable_corruption and bool((middle.abs() + half).any())
-            clipped = bool((lower.isfinite() | upper.isfinite()).any())
-            self._groups[group] = _Group(
-                columns=self._gathered(self._picks[group], values),
-                widths=widths,
-                shown={name: r.width * r.frames for name, r in recalls.items()},
-                scale=scale,
-                noise=(middle, half) if noisy else None,
-                clip=(lower, upper) if clipped else None,
-                memory=(
-                    DelayBuffer([*recalls.values()], self._env.num_envs, self._env.generator)
-                    if any(recall.depth > 1 for recall in recalls.values())
-                    else None
-                ),
-            )
+            columns.append(_columns(group, name, term, width))
+            recalls.append(_recall(group, name, cfg, term, width))
+        scale, middle, half, lower, upper = torch.cat(columns, 1).to(env.device)
+        noisy = cfg.enable_corruption and bool((middle.abs() + half).any())
+        clipped = bool((lower.isfinite() | upper.isfinite()).any())
+        late = any(recall.depth > 1 for recall in recalls)
+        return _Group(
+            terms={n: self._terms[i] for n, i in zip(cfg.terms, picks, strict=True)},
+            columns=self._gathered(picks, values),
+            widths={n: r.width for n, r in zip(cfg.terms, recalls, strict=True)},
+            shown={n: r.width * r.frames for n, r in zip(cfg.terms, recalls, strict=True)},
+            scale=scale,
+            noise=(middle, half) if noisy else None,
+            clip=(lower, upper) if clipped else None,
+            memory=DelayBuffer(recalls, env.num_envs, env.generator) if late else None,
+        )
 
     def _gathered(self, picks: list[int], values: list[Tensor]) -> slice | Tensor:
-        """Columns of some terms among those of all terms; a slice if they are neighbours."""
+        """Columns of some terms among the columns of all terms; a slice if they are adjacent."""
         stops = list(accumulate(value.shape[1] for value in values))
         at = [c for i in picks for c in range(stops[i] - values[i].shape[1], stops[i])]
         first = min(at, default=0)
@@ -191,11 +173,15 @@ class ObservationManager:
         """Terms of each group in order, with their widths."""
         return {name: dict(group.shown) for name, group in self._groups.items()}
 
+    def get_term(self, group: str, name: str) -> Term:
+        """The bound term of that name."""
+        return self._groups[group].terms[name]
+
     def compute(self, rows: Tensor | None = None) -> dict[str, Tensor]:
         """New tensors for every group.
 
         Args:
-            rows: ``[n]`` int64, environments that begin an episode; None: all go on by a step.
+            rows: ``[n]`` int64, environments that begin an episode; None: all took a step.
 
         Returns:
             ``[n, width]`` by group; noise is drawn for these rows only.
@@ -206,8 +192,7 @@ class ObservationManager:
         if rows is None:
             gathered = torch.cat(evaluate(self._terms, self._env), dim=1)
         else:
-            memories = [t.func for t in self._terms if isinstance(t.func, ManagerTermBase)]
-            with remembering_rows(memories, rows, self._env.num_envs):
+            with only_rows(self._terms, rows, self._env.num_envs):
                 gathered = torch.cat(evaluate(self._terms, self._env), dim=1)
             gathered = gathered.index_select(0, rows)
         out = {}
@@ -218,7 +203,7 @@ class ObservationManager:
                 noise = torch.empty_like(value).uniform_(-1.0, 1.0, generator=self._env.generator)
                 value = torch.addcmul(value, noise, half).add_(middle)
             if group.clip is not None:
-                if not is_finite(value):  # which the clip would hide
+                if not is_finite(value):  # the clip would hide it
                     raise self._not_finite(name, value, rows)
                 value = value.clamp(*group.clip)
             value = value * group.scale
@@ -253,7 +238,7 @@ class ObservationManager:
 def _treatment(
     group: str, name: str, cfg: ObservationGroupCfg, term: ObservationTermCfg
 ) -> Iterator[str]:
-    """What becomes of a term's values, in order, for a table."""
+    """The operations on a term's values, in order, for a table."""
     if cfg.enable_corruption and term.noise is not None:
         yield f"noise {term.noise.n_min:g} to {term.noise.n_max:g}"
     if term.clip is not None:
@@ -270,12 +255,11 @@ def _treatment(
 def _recall(
     group: str, name: str, cfg: ObservationGroupCfg, term: ObservationTermCfg, width: int
 ) -> Recall:
-    """How much of a term the group shows."""
     label = f"observation ({group}) term {name!r}"
     term.check_delay(label)
     length = term.history_length if cfg.history_length is None else cfg.history_length
     if length < 0:
-        raise ConfigError(f"{label} has history_length {length}: give 0 or more")
+        raise ConfigError(f"history_length of {label} must be at least 0, got {length}")
     return Recall(width=width, delay=term, frames=max(1, length))
 
 
@@ -284,14 +268,14 @@ def _columns(group: str, name: str, cfg: ObservationTermCfg, width: int) -> Tens
     scale = torch.as_tensor(cfg.scale, dtype=torch.float32, device="cpu")
     if scale.ndim and len(scale) != width:
         raise ConfigError(
-            f"observation ({group}) term {name!r} has {len(scale)} scales for {width} columns"
+            f"scale of observation ({group}) term {name!r} must have {width} values, got "
+            f"{len(scale)}"
         )
     low, high = (cfg.noise.n_min, cfg.noise.n_max) if cfg.noise else (0.0, 0.0)
     lower, upper = cfg.clip if cfg.clip is not None else (-torch.inf, torch.inf)
     if not (lower <= upper and lower < torch.inf and upper > -torch.inf):
         raise ConfigError(
-            f"observation ({group}) term {name!r} has the clip {cfg.clip}: "
-            "expected (low, high), which values lie between"
+            f"clip of observation ({group}) term {name!r} must be (low, high), got {cfg.clip}"
         )
     rows = [scale.expand(width)]
     middle, half = 0.5 * (low + high), 0.5 * (high - low)

@@ -12,8 +12,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from unilab.checks import check_fields
-from unilab.envs.managers.term import Term, bind_term
-from unilab.envs.managers.values import check_value, evaluate, first_values
+from unilab.envs.managers.term import ANY_ROWS, Term, bind_term, evaluate
 from unilab.envs.recording import EpisodeFolder, RecordingCfg
 from unilab.errors import ConfigError, did_you_mean
 
@@ -78,7 +77,7 @@ class RecorderManager:
         for name, term in cfg.items():
             if not name.isidentifier():  # it becomes a file's name
                 raise ConfigError(f"recorder term {name!r}: expected a name of letters and digits")
-            self._terms[term.mode].append(bind_term(env, "recorder", name, term))
+            self._terms[term.mode].append(bind_term(env, "recorder", name, term, ANY_ROWS))
         self.active = bool(cfg)
         """Whether anything is recorded."""
         self._rows = min(recording.num_envs or env.num_envs, env.num_envs)
@@ -90,23 +89,19 @@ class RecorderManager:
         self._steps: dict[str, Tensor] = {}
         self._once: dict[str, Tensor] = {}
         self._ended: list[TensorDict] = []
+        for mode, terms in self._terms.items():
+            for bound in terms:
+                with torch.inference_mode():
+                    shape, dtype = (value := bound.dry_run(env)).shape[1:], value.dtype
+                if mode.endswith("step"):
+                    # The last place takes the steps that are too many.
+                    shape = (self._max_steps + 1, *shape)
+                kept = torch.zeros(self._rows, *shape, dtype=dtype, device=env.device)
+                (self._steps if mode.endswith("step") else self._once)[bound.name] = kept
 
     def set_folder(self, folder: Path) -> None:
         """Write episodes to a folder from now on; they are no longer kept to be drained."""
         self._folder = EpisodeFolder(folder, self._max_episodes)
-
-    def prepare(self) -> None:
-        """Evaluate each term once and make room for what it shows; call after the first read."""
-        for mode, terms in self._terms.items():
-            for term, value in zip(terms, first_values(terms, self._env), strict=True):
-                check_value(self._env, "recorder", term.name, value, "[num_envs, ...]")
-                shape = value.shape[1:]
-                if mode.endswith("step"):
-                    # The last place takes the steps that are too many.
-                    steps = value.new_zeros(self._rows, self._max_steps + 1, *shape)
-                    self._steps[term.name] = steps
-                else:
-                    self._once[term.name] = value.new_zeros(self._rows, *shape)
 
     def record_pre_step(self) -> None:
         """Keep what the step begins from."""

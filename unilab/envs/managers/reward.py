@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from unilab.checks import check_fits
-from unilab.envs.managers.term import bind_term
-from unilab.envs.managers.values import check_scalar, evaluate, first_values
+from unilab.envs.managers.term import SCALAR, bind_term, evaluate
 from unilab.envs.nonfinite import bad_rows, is_finite, non_finite
 from unilab.errors import ConfigError, did_you_mean
 
@@ -26,37 +25,37 @@ class RewardTermCfg:
     func: Callable[..., Any]
     """``func(env, **params) -> [num_envs]`` float32, a rate per second."""
     weight: float
+    """Weight per second. A term of weight 0 is checked, but never computed."""
     params: dict[str, Any] = field(default_factory=dict)
 
 
 class RewardManager:
-    """Sums the terms and keeps each one's episode sum.
+    """Sums the terms, and each term over the episode.
 
     Args:
-        cfg: the terms; those of weight 0 are not computed, but must fit like any other.
+        cfg: the terms.
         env: the environment.
-
-    Raises:
-        ConfigError: an unknown or missing parameter, entity, joint pattern or field.
-        CapabilityError: a sensor or field that the model does not have.
     """
 
     def __init__(self, cfg: Mapping[str, RewardTermCfg], env: ManagerBasedRlEnv) -> None:
         self._env = env
-        active = {name: term for name, term in cfg.items() if term.weight != 0.0}
         bound = [
-            bind_term(env, "reward", name, term, idle=name not in active)
+            bind_term(env, "reward", name, term, SCALAR, idle=term.weight == 0.0)
             for name, term in cfg.items()
         ]
+        active = {name: term for name, term in cfg.items() if term.weight != 0.0}
         self._terms = [term for term in bound if term.name in active]
+        self._off = [name for name in cfg if name not in active]
         self.term_names = list(active)
         weights = torch.tensor([t.weight for t in active.values()], device=env.device)
         self._weights = (weights * env.step_dt).unsqueeze(1)
-        self._off = [name for name in cfg if name not in active]
-        self.episode_sums = torch.zeros(len(active), env.num_envs, device=env.device)
-        """``[num_terms, num_envs]``, weighted sums since the episode began."""
         self.reward = torch.zeros(env.num_envs, device=env.device)
         """``[num_envs]``, of the last step."""
+
+    @property
+    def episode_sums(self) -> Tensor:
+        """``[num_terms, num_envs]``, weighted sums since the episode began."""
+        return self._env.episode_sums["Episode_Reward"]
 
     def get_weight(self, name: str) -> float:
         """The weight of a term, per second."""
@@ -66,8 +65,7 @@ class RewardManager:
         """Change the weight of a term, for a curriculum.
 
         Raises:
-            ConfigError: the weight is no finite number, there is no such term, or it is not
-                computed because its weight was 0.
+            ConfigError: there is no such term, or it is not computed because its weight was 0.
         """
         check_fits(f"the new weight of reward term {name!r}", weight, float)
         self._weights[self._place(name)] = weight * self._env.step_dt
@@ -75,8 +73,8 @@ class RewardManager:
     def _place(self, name: str) -> int:
         if name in self._off:
             raise ConfigError(
-                f"reward term {name!r} has weight 0 and is not computed: "
-                "give it a weight that is not 0 in the task"
+                f"reward term {name!r} must have a weight that is not 0 in the task, got 0: terms "
+                "of weight 0 are never computed"
             )
         if name not in self.term_names:
             raise ConfigError(
@@ -84,17 +82,6 @@ class RewardManager:
                 f"it has {self.term_names}"
             )
         return self.term_names.index(name)
-
-    def prepare(self, episode_sums: Tensor) -> None:
-        """Evaluate each term once and check its shape; call after the first read.
-
-        Args:
-            episode_sums: ``[num_terms, num_envs]``, where to add the terms up; emptied by its
-                owner when an episode begins.
-        """
-        self.episode_sums = episode_sums
-        for term, value in zip(self._terms, first_values(self._terms, self._env), strict=True):
-            check_scalar(self._env, "reward", term.name, value)
 
     def compute(self) -> Tensor:
         """The reward of this step, ``[num_envs]``.
@@ -114,7 +101,7 @@ class RewardManager:
                 if (rows := bad_rows(value))
             }
             raise non_finite("reward terms are not finite", bad)
-        self.episode_sums += values
+        self.episode_sums.add_(values)
         self.reward = reward
         return reward
 

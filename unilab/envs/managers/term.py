@@ -1,36 +1,40 @@
-"""Terms: small functions of the environment that managers call by name."""
+"""Terms: functions of the environment that managers call, bound to their parameters."""
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
+from unilab.checks import check_fits, hints_of
 from unilab.envs.entity import SceneEntityCfg
-from unilab.envs.managers.memory import checking_memory
-from unilab.envs.managers.parameters import bound_parameters
-from unilab.errors import CapabilityError, ConfigError, did_you_mean
+from unilab.envs.nonfinite import bad_rows, is_finite
+from unilab.errors import CapabilityError, ConfigError, NonFiniteError, did_you_mean
 
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
 
 F = TypeVar("F", bound=Callable[..., Any])
+_ARGS, _KWARGS = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 
 
 def reads(*fields: str, sensors: str | tuple[str, ...] = ()) -> Callable[[F], F]:
-    """Declare what a term reads, so that the scene's one packet carries it.
+    """Declare what a term reads later, but not in its first call.
+
+    Every term is called once when the environment is built, and what it reads then joins the
+    scene's packet by itself. A term that reads a field only under some condition declares it.
 
     Args:
-        *fields: fields of the entity that the term's ``SceneEntityCfg`` parameter names
+        *fields: fields of the entity in the term's ``SceneEntityCfg`` parameter
             (``"joint_pos"``, ``"root_lin_vel_b"``, ...).
-        sensors: name of the parameter, or of each, that holds sensor names (a string or a
-            sequence).
+        sensors: the parameter, or parameters, that hold names of sensors.
     """
 
     def mark(func: F) -> F:
@@ -42,10 +46,10 @@ def reads(*fields: str, sensors: str | tuple[str, ...] = ()) -> Callable[[F], F]
 
 
 def writes(*fields: str) -> Callable[[F], F]:
-    """Declare which model parameters an event randomises, by MuJoCo's names.
+    """Declare the model parameters that an event randomises, by MuJoCo's names.
 
-    Each may then differ between environments; what the model derives from them is recomputed
-    whenever they are written.
+    Each may then differ between environments. What the model computes from them is recomputed
+    after every write.
     """
 
     def mark(func: F) -> F:
@@ -56,12 +60,12 @@ def writes(*fields: str) -> Callable[[F], F]:
 
 
 class ManagerTermBase(ABC):
-    """A term with a memory: give the class as ``func``.
+    """A stateful term: give the class as ``func``.
 
-    It is made once as ``func(cfg, env)`` and called like a function. Tensors that it keeps are made
-    in ``__init__``, on ``env.device``. In an observation each must begin with the environments,
-    ``[env.num_envs, ...]``, in a list, a dict or a TensorDict if need be: the term is also called
-    when some of them begin an episode, and the others are not to notice.
+    It is made once as ``func(cfg, env)`` and then called like a function. Make its tensors in
+    ``__init__``, on ``env.device``. The state of an observation term must be ``[env.num_envs,
+    ...]``, in a list, a dict or a TensorDict if need be: the term is also called when only some
+    environments are reset, and the rows of the others are then restored.
 
     Args:
         cfg: the term's configuration, with entities resolved and defaults filled in.
@@ -74,66 +78,69 @@ class ManagerTermBase(ABC):
 
     @abstractmethod
     def __call__(self, env: ManagerBasedRlEnv, *args: Any, **params: Any) -> Any:
-        """What a function in its place would do."""
+        """Compute the term."""
 
     def reset(self, env_ids: Tensor) -> None:  # noqa: B027
-        """Forget what belongs to the episodes that ended, in the rows ``[n]``."""
+        """Clear the state of the rows ``[n]`` whose episodes ended."""
+
+
+class Output(NamedTuple):
+    """The tensor that a term must return, with a row for each environment."""
+
+    dtype: torch.dtype | None
+    """None accepts any."""
+    ndim: int | None
+    """Dimensions, including the rows; None accepts any."""
+
+    def __str__(self) -> str:
+        shape = {1: "[num_envs]", 2: "[num_envs, width]"}.get(self.ndim or 0, "[num_envs, ...]")
+        return f"{self.dtype or 'a tensor'} {shape}"
+
+
+SCALAR = Output(torch.float32, 1)
+FLAG = Output(torch.bool, 1)
+COLUMNS = Output(torch.float32, 2)
+ANY_ROWS = Output(None, None)
 
 
 @dataclass(eq=False)
 class Term:
     """A term function with its parameters bound and its entities resolved."""
 
-    kind: str
+    label: str
+    """``reward term 'alive'``, for messages."""
     name: str
     func: Callable[..., Any]
     params: dict[str, Any]
+    output: Output | None = None
+    """What it must return; None: its manager checks that."""
     reads: Mapping[tuple[str, str], None] = field(default_factory=dict)
-    """What it declared, as the scene keeps it."""
-    returned: tuple[Any, ...] | None = None
-    """Shape and dtype of what it returned at construction."""
+    """Entity and field of what it read in its first call; a sensor has an empty entity."""
 
     def __call__(self, env: ManagerBasedRlEnv, *args: Any) -> Any:
         return self.func(env, *args, **self.params)
 
-    def first(self, env: ManagerBasedRlEnv, *args: Any, by_rows: bool = False) -> Any:
-        """A call and a reset at construction: the term sees what it declared, errors name it.
+    def dry_run(self, env: ManagerBasedRlEnv, *args: Any) -> Any:
+        """Call and reset the term once when the environment is built.
 
-        What a command that its parameters name declared counts as its own.
-
-        Args:
-            env: the environment.
-            *args: what the manager passes besides.
-            by_rows: whether it will be called for the sake of some environments.
+        The scene records what the term reads; the returned value is checked.
         """
-        shown = dict(self.reads)
-        for value in self.params.values():
-            if isinstance(value, str):
-                shown |= env.command_manager.reads.get(value, {})
-        with naming(self.kind, self.name), env.scene.showing(shown):
-            if not isinstance(self.func, ManagerTermBase):
-                return self(env, *args)
-            with checking_memory(self.func, env.num_envs) if by_rows else nullcontext():
-                value = self(env, *args)
-            rehearse(env, self.func.reset)
-            return value
+        with naming(self.label), env.scene.recording() as self.reads:
+            value = self(env, *args)
+            if self.output is not None:
+                check_output(env, self.label, value, self.output)
+            dry_run_reset(env, self.reset)
+        return value
 
     def reset(self, rows: Tensor) -> None:
-        """Let a term with a memory begin the episodes of some environments."""
+        """Clear the state of some rows, if the term has any."""
         if isinstance(self.func, ManagerTermBase):
-            with torch.inference_mode():  # like its calls: it may have rebound what it keeps
+            with torch.inference_mode():  # its calls may have left inference tensors
                 self.func.reset(rows)
 
 
-def rehearse(env: ManagerBasedRlEnv, reset: Callable[[Tensor], None]) -> None:
-    """Call at construction what begins episodes; what it draws is drawn again later."""
-    before = env.generator.get_state()
-    reset(torch.arange(env.num_envs, device=env.device))
-    env.generator.set_state(before)
-
-
 class TermCfg(Protocol):
-    """What the configurations of all terms have in common."""
+    """The fields that the configurations of all terms share."""
 
     @property
     def func(self) -> Callable[..., Any]: ...
@@ -147,100 +154,186 @@ def bind_term(
     kind: str,
     name: str,
     cfg: TermCfg,
+    output: Output | None = None,
     *,
     leading: int = 1,
     idle: bool = False,
 ) -> Term:
-    """Check a term's parameters, resolve its entities and declare its reads.
+    """Check a term's parameters, resolve its entities, and instantiate a class.
 
     Args:
-        env: the environment, whose scene learns what the term reads and writes.
-        kind: what the term is ("reward", ...), for messages.
+        env: the environment.
+        kind: ``"reward"``, ``"event"``, ..., for messages.
         name: the term's name in its manager.
         cfg: ``func(env, ..., **params)`` and its keyword parameters.
+        output: what the term must return.
         leading: positional arguments that the manager passes.
-        idle: whether the term is only to be checked, because nothing will call it.
-
-    Raises:
-        ConfigError: an unknown or missing parameter, one that is not what its annotation says, an
-            unknown entity, joint pattern or field.
-        CapabilityError: a sensor or field that the model does not have.
+        idle: only check the term, because its manager will not call it.
     """
-    with naming(kind, name), env.scene.declaring(keep=not idle) as reads:
-        func, bound = _bind(env, cfg, leading)
-    term = Term(kind, name, func, bound, reads)
+    label = f"{kind} term {name!r}"
+    with naming(label):
+        func: Any = cfg.func
+        stateful = isinstance(func, type)
+        if not callable(func) or (stateful and not issubclass(func, ManagerTermBase)):
+            raise ConfigError(f"func must be a function or a ManagerTermBase class, got {func!r}")
+        called = func.__call__ if stateful else func
+        params = _bound(called, getattr(func, "__name__", "func"), cfg.params, leading + stateful)
+        _declare(env, func, params)
+        params = {key: _resolved(env, value) for key, value in params.items()}
+        if stateful:
+            func = func(replace(cfg, params=params), env)  # type: ignore[type-var]
+    term = Term(label, name, func, params, output)
     if not idle:
         env.terms.append(term)
     return term
 
 
-@contextmanager
-def naming(kind: str, name: str) -> Iterator[None]:
-    """Make every error that leaves the block at construction name the term.
+def _bound(
+    called: Callable[..., Any], title: str, params: Mapping[str, Any], leading: int
+) -> dict[str, Any]:
+    """Every keyword parameter of a term by name, as given or as its default."""
+    signature = inspect.signature(called)
+    accepted = signature.parameters
+    try:
+        bound = signature.bind(*[None] * leading, **params)
+    except TypeError as error:
+        unknown = next((key for key in params if key not in accepted), None)
+        hint = "" if unknown is None else did_you_mean(unknown, accepted)
+        raise ConfigError(f"{title}: {error}{hint}") from None
+    hints = hints_of(called)
+    others = next((n for n, p in accepted.items() if p.kind is _KWARGS), "")
+    for key, value in params.items():
+        if not isinstance(value, SceneEntityCfg):  # its patterns are checked when resolved
+            check_fits(
+                key, value, hints.get(key if key in accepted else others, Any), infinite=True
+            )
+    bound.apply_defaults()
+    passed = signature.bind_partial(*[None] * leading).arguments
+    named = {
+        key: value
+        for key, value in bound.arguments.items()
+        if key not in passed and accepted[key].kind not in (_ARGS, _KWARGS)
+    }
+    return named | dict(params)
 
-    Args:
-        kind: what the term is ("reward", ...).
-        name: its name in its manager.
-    """
-    label = f"{kind} term {name!r}"
+
+def _declare(env: ManagerBasedRlEnv, func: Callable[..., Any], params: Mapping[str, Any]) -> None:
+    """Tell the scene of what the term's decorators name."""
+    for name in getattr(func, "writes_fields", ()):
+        env.scene.declare_field(name)
+    for leaf in tree_leaves(dict(params)):
+        if isinstance(leaf, SceneEntityCfg):
+            for name in getattr(func, "reads_fields", ()):
+                env.scene.declare(leaf.name, name)
+    for parameter in getattr(func, "reads_sensors", ()):
+        sensors = params[parameter]
+        for sensor in (sensors,) if isinstance(sensors, str) else sensors:
+            env.scene.declare_sensor(sensor)
+
+
+def _resolved(env: ManagerBasedRlEnv, value: Any) -> Any:
+    """A parameter with the entities in it resolved; without one it is the same object."""
+    if not any(isinstance(leaf, SceneEntityCfg) for leaf in tree_leaves(value)):
+        return value
+    return tree_map_only(SceneEntityCfg, env.scene.resolve, value)
+
+
+@contextmanager
+def naming(label: str) -> Iterator[None]:
+    """Name the term in every error that leaves the block."""
     try:
         yield
-    except (ConfigError, CapabilityError) as error:
+    except Exception as error:
         if label in str(error):
             raise
-        raise type(error)(f"{label}: {error}") from error
-    except Exception as error:  # a mistake in the term's own code keeps its type and place
+        if isinstance(error, ConfigError | CapabilityError):
+            raise type(error)(f"{label}: {error}") from error
+        # An error in the term's own code keeps its type.
         error.add_note(f"(while {label} was built or first evaluated)")
         raise
 
 
-def _bind(
-    env: ManagerBasedRlEnv, cfg: TermCfg, leading: int
-) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """A term's function and parameters, with the scene told of what it reads and writes."""
-    scene, func = env.scene, cfg.func
-    if not callable(func):
-        raise ConfigError(f"func is {func!r}, expected a function of the environment")
-    memory = func if isinstance(func, type) else None
-    if memory is not None and not issubclass(memory, ManagerTermBase):
-        raise ConfigError(f"the class {memory.__name__} is no ManagerTermBase: derive it")
-    called = func if memory is None else memory.__call__
-    title = getattr(func, "__name__", repr(func))
-    bound = bound_parameters(called, title, cfg.params, leading + (memory is not None))
-    read = getattr(func, "reads_fields", ())
-    entities = 0
-    for key, value in bound.items():
-        found = [leaf for leaf in tree_leaves(value) if isinstance(leaf, SceneEntityCfg)]
-        entities += len(found)
-        for entity in found:
-            if key not in cfg.params and entity.name not in scene.entities and scene.entities:
-                first = next(iter(scene.entities))
-                raise ConfigError(
-                    f"the scene has no entity {entity.name!r}; it has {sorted(scene.entities)}: "
-                    f"give {key}=SceneEntityCfg({first!r})"
-                )
-            for name in read:
-                scene.declare(entity.name, name)
-        if found:
-            bound[key] = tree_map_only(SceneEntityCfg, scene.resolve, value)
-    if read and not entities:
+def check_output(env: ManagerBasedRlEnv, label: str, value: Any, output: Output) -> None:
+    """Check what a term returned when the environment was built.
+
+    Raises:
+        ConfigError: another type, shape, dtype or device.
+        NonFiniteError: a float32 value is not finite; names the rows.
+    """
+    dtype, ndim = output
+    if not isinstance(value, Tensor):
+        raise ConfigError(f"{label} must return {output}, got {value!r}")
+    if (
+        value.shape[:1] != (env.num_envs,)
+        or ndim not in (None, value.ndim)
+        or dtype not in (None, value.dtype)
+    ):
         raise ConfigError(
-            f"@reads names {', '.join(read)} of the entity that a SceneEntityCfg parameter names, "
-            'but there is none: give the term asset_cfg: SceneEntityCfg = SceneEntityCfg("...")'
+            f"{label} must return {output}, got {value.dtype} of shape {tuple(value.shape)}"
         )
-    for name in getattr(func, "writes_fields", ()):
-        scene.declare_field(name)
-    for name in getattr(func, "reads_sensors", ()):
-        if name not in bound:
-            raise ConfigError(
-                f"@reads(sensors={name!r}) names no parameter{did_you_mean(name, bound)}: it takes "
-                "the name of the parameter that holds the sensors' names"
-            )
-        value = bound[name]
-        if not isinstance(value, str | Iterable) or not value:
-            raise ConfigError(f"{name} is {value!r}: expected names of sensors")
-        for sensor in (value,) if isinstance(value, str) else value:
-            scene.declare_sensor(sensor)
-    if memory is not None:
-        func = memory(replace(cfg, params=bound), env)  # type: ignore[type-var]
-    return func, bound
+    if value.device != env.device:
+        raise ConfigError(
+            f"{label} must return a tensor on {env.device}, got one on {value.device}: "
+            "make it with device=env.device"
+        )
+    if dtype == torch.float32 and not is_finite(value):
+        rows = bad_rows(value)
+        raise NonFiniteError(f"{label} returned non-finite values (first rows: {rows})", rows)
+
+
+def evaluate(terms: Sequence[Term], env: ManagerBasedRlEnv) -> list[Any]:
+    """Every term's value, without autograd: inference mode saves its bookkeeping."""
+    with torch.inference_mode():
+        return [term(env) for term in terms]
+
+
+def dry_run_reset(env: ManagerBasedRlEnv, reset: Callable[[Tensor], None]) -> None:
+    """Reset all rows when the environment is built; the random generator is put back."""
+    before = env.generator.get_state()
+    reset(torch.arange(env.num_envs, device=env.device))
+    env.generator.set_state(before)
+
+
+@contextmanager
+def only_rows(terms: Sequence[Term], rows: Tensor, num_envs: int) -> Iterator[None]:
+    """Call stateful terms in the block for some rows; afterwards restore the other rows.
+
+    Restored are tensors ``[num_envs, ...]`` and plain numbers among a term's attributes, also in
+    lists, tuples, dicts and TensorDicts. Numbers get the values that they had before.
+
+    Args:
+        terms: terms; those without state are left alone.
+        rows: ``[n]`` int64.
+        num_envs: environments in the batch.
+    """
+    stateful = [term.func for term in terms if isinstance(term.func, ManagerTermBase)]
+    before = [_state(func) for func in stateful]
+    yield
+    for func, state in zip(stateful, before, strict=True):
+        for name, value in vars(func).items():
+            old, spec = state.get(name, ([], None))
+            new, now = tree_flatten(value)
+            if spec != now:  # made in this call
+                continue
+            merged = [_merged(a, b, rows, num_envs) for a, b in zip(old, new, strict=True)]
+            if any(a is not b for a, b in zip(merged, new, strict=True)):
+                setattr(func, name, tree_unflatten(merged, now))
+
+
+def _state(func: ManagerTermBase) -> dict[str, tuple[list[Any], TreeSpec]]:
+    """Attributes with tensors or numbers, flattened; tensors are copied."""
+    trees = {name: tree_flatten(value) for name, value in vars(func).items()}
+    return {
+        name: ([v.clone() if isinstance(v, Tensor) else v for v in leaves], spec)
+        for name, (leaves, spec) in trees.items()
+        if any(isinstance(v, Tensor | int | float) for v in leaves)
+    }
+
+
+def _merged(before: Any, after: Any, rows: Tensor, num_envs: int) -> Any:
+    if isinstance(before, Tensor) and isinstance(after, Tensor):
+        if before.shape == after.shape and after.shape[:1] == (num_envs,):
+            return before.index_copy(0, rows, after[rows])
+    elif isinstance(before, int | float) and isinstance(after, int | float):
+        return before
+    return after

@@ -17,6 +17,11 @@ from unilab.errors import ConfigError, did_you_mean
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
 
+__all__ = [
+    "UniformVelocityCommand",
+    "UniformVelocityCommandCfg",
+]
+
 
 _VELOCITIES = ("lin_vel_x", "lin_vel_y", "ang_vel_z")
 
@@ -28,11 +33,7 @@ class UniformVelocityCommandCfg(CommandTermCfg):
 
     @dataclass(frozen=True, kw_only=True)
     class Ranges:
-        """What is drawn, lower and upper bounds.
-
-        Raises:
-            ConfigError: bounds that are not finite, or reversed.
-        """
+        """Lower and upper bounds of the draws."""
 
         lin_vel_x: tuple[float, float]
         """m/s, forward."""
@@ -41,7 +42,7 @@ class UniformVelocityCommandCfg(CommandTermCfg):
         ang_vel_z: tuple[float, float]
         """rad/s, to the left."""
         heading: tuple[float, float] | None = None
-        """rad, of the direction to face, in the world frame; for ``heading_command``."""
+        """Direction to face, rad in the world frame; for ``heading_command``."""
 
         def __post_init__(self) -> None:
             check_fields(self, "ranges")
@@ -52,25 +53,25 @@ class UniformVelocityCommandCfg(CommandTermCfg):
 
     ranges: Ranges
     rel_standing_envs: float = 0.0
-    """Share of the draws that are replaced by standing still."""
+    """Share of the draws that are zero: stand still."""
     heading_command: bool = False
     """Whether to draw directions to face."""
     rel_heading_envs: float = 1.0
-    """Share of the draws that face one: their yaw rate follows from it, within its range."""
+    """Share of the draws that face one: their yaw rate turns towards it, within its range."""
     heading_control_stiffness: float = 1.0
-    """Commanded yaw rate by the angle that is left to turn, 1/s."""
+    """Commanded yaw rate per angle left to turn, 1/s."""
     entity_name: str = "robot"
-    """Who is to follow it; needs a free root joint."""
+    """The entity that follows the command; needs a free root joint."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("rel_standing_envs", "rel_heading_envs"):
             if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ConfigError(f"{name} is {getattr(self, name)}: expected 0 to 1")
+                raise ConfigError(f"{name} must be in [0, 1], got {getattr(self, name)}")
         if self.heading_command != (self.ranges.heading is not None):
             raise ConfigError(
-                f"heading_command is {self.heading_command} and ranges.heading is "
-                f"{self.ranges.heading}: give the range exactly with heading_command=True"
+                "ranges.heading must be given exactly with heading_command=True, got "
+                f"{self.ranges.heading} with {self.heading_command}"
             )
 
     def build(self, env: ManagerBasedRlEnv) -> UniformVelocityCommand:
@@ -83,8 +84,6 @@ class UniformVelocityCommand(CommandTerm):
     def __init__(self, cfg: UniformVelocityCommandCfg, env: ManagerBasedRlEnv) -> None:
         super().__init__(cfg, env)
         self._cfg = cfg
-        for name in ("root_lin_vel_b", "root_ang_vel_b"):
-            env.scene.declare(cfg.entity_name, name)
         self._robot = env.scene[cfg.entity_name].data
         self._ranges = {name: getattr(cfg.ranges, name) for name in _VELOCITIES}
         self._low, self._span = torch.zeros(2, 3, device=env.device)
@@ -93,8 +92,6 @@ class UniformVelocityCommand(CommandTerm):
         self._heading = torch.zeros(env.num_envs, device=env.device)
         self._faces = torch.zeros(env.num_envs, dtype=torch.bool, device=env.device)
         self._stale = False
-        if cfg.heading_command:
-            env.scene.declare(cfg.entity_name, "root_quat_w")
 
     @property
     def command(self) -> Tensor:
@@ -104,15 +101,11 @@ class UniformVelocityCommand(CommandTerm):
 
     @property
     def ranges(self) -> dict[str, tuple[float, float]]:
-        """Bounds in force, by name of the configuration's fields."""
+        """Current bounds, by name of the configuration's fields."""
         return dict(self._ranges)
 
     def check_ranges(self, **ranges: tuple[float, float]) -> None:
-        """Refuse what :meth:`set_ranges` could not change.
-
-        Raises:
-            ConfigError: another name, or bounds that are reversed or not finite.
-        """
+        """Refuse unknown names, and bounds that are reversed or not finite."""
         for name, bounds in ranges.items():
             if name not in _VELOCITIES:
                 raise ConfigError(
@@ -127,9 +120,6 @@ class UniformVelocityCommand(CommandTerm):
 
         Args:
             **ranges: new bounds of ``lin_vel_x``, ``lin_vel_y`` or ``ang_vel_z``.
-
-        Raises:
-            ConfigError: as :meth:`check_ranges`.
         """
         self.check_ranges(**ranges)
         self._ranges.update(ranges)

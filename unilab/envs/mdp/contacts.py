@@ -1,9 +1,9 @@
 """Reward and termination terms of contacts.
 
 They read sensors of the model, one for each foot or part: ``contact`` sensors with ``data="found"``
-or ``data="force"`` (one slot), or ``touch`` sensors. A part is in contact while the length of what
-its sensor reads, a count or N, exceeds a threshold. MuJoCo computes these sensors at the beginning
-of a substep, so they are those of the last one.
+or ``data="force"`` (one slot), or ``touch`` sensors. A part is in contact while the length of its
+sensor's value, a count or N, exceeds a threshold. MuJoCo computes these sensors at the beginning of
+a substep, so their values belong to the beginning of the last substep.
 """
 
 from __future__ import annotations
@@ -14,19 +14,27 @@ import torch
 from torch import Tensor
 
 from unilab.envs.managers.reward import RewardTermCfg
-from unilab.envs.managers.term import ManagerTermBase, reads
+from unilab.envs.managers.term import ManagerTermBase
 
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
 
+__all__ = [
+    "feet_air_time",
+    "feet_air_time_positive_biped",
+    "feet_slide",
+    "illegal_contact",
+    "undesired_contacts",
+]
+
 
 def _lengths(env: ManagerBasedRlEnv, sensor_names: tuple[str, ...]) -> Tensor:
-    """``[num_envs, len(sensor_names)]``, Euclidean length of what each sensor reads."""
+    """``[num_envs, len(sensor_names)]``, Euclidean length of each sensor's value."""
     return torch.stack([env.scene.sensor(name).norm(dim=1) for name in sensor_names], dim=1)
 
 
 def _moves(env: ManagerBasedRlEnv, command_name: str) -> Tensor:
-    """``[num_envs]`` bool, whether a horizontal velocity of more than 0.1 m/s is asked for."""
+    """``[num_envs]`` bool, whether the commanded horizontal velocity exceeds 0.1 m/s."""
     return env.command_manager.get_command(command_name)[:, :2].norm(dim=1) > 0.1
 
 
@@ -48,12 +56,11 @@ class _FeetTimes(ManagerTermBase):
         self.contact_time.index_fill_(0, env_ids, 0.0)
 
 
-@reads(sensors="sensor_names")
 class feet_air_time(_FeetTimes):
     """Steps longer than ``threshold`` s: ``sum (air_time - threshold)`` of the feet that land.
 
-    Nothing while the command is to stand. As in Isaac Lab's velocity tasks; air time is counted in
-    control steps, the one of touch-down included.
+    0 while the command is to stand. As in Isaac Lab's velocity tasks; air time is counted in
+    control steps, the step of touch-down included.
     """
 
     def __call__(
@@ -71,12 +78,11 @@ class feet_air_time(_FeetTimes):
         return ((flown - threshold) * landing).sum(1) * _moves(env, command_name)
 
 
-@reads(sensors="sensor_names")
 class feet_air_time_positive_biped(_FeetTimes):
-    """Time on one leg, up to ``threshold`` s: the shorter of how long one foot has been up and the
-    other down; 0 on both or none.
+    """Time on one leg, up to ``threshold`` s: the shorter of one foot's air time and the other
+    foot's contact time; 0 on both legs or none.
 
-    Nothing while the command is to stand. As in Isaac Lab's velocity tasks.
+    0 while the command is to stand. As in Isaac Lab's velocity tasks.
     """
 
     def __call__(
@@ -94,7 +100,6 @@ class feet_air_time_positive_biped(_FeetTimes):
         return shortest.clamp(max=threshold) * single * _moves(env, command_name)
 
 
-@reads(sensors=("sensor_names", "velocity_sensor_names"))
 def feet_slide(
     env: ManagerBasedRlEnv,
     sensor_names: tuple[str, ...],
@@ -104,17 +109,15 @@ def feet_slide(
     """Horizontal speed of the feet that are on the ground, summed, m/s.
 
     Args:
-        env: the environment.
         sensor_names: contacts of the feet.
         velocity_sensor_names: velocities of the same feet in the world frame (``framelinvel``).
-        contact_threshold: what a contact exceeds, N for sensors of force; Isaac Lab's is 1 N.
+        contact_threshold: lower limit of a contact, N for sensors of force; Isaac Lab's is 1 N.
     """
     contact = _lengths(env, sensor_names) > contact_threshold
     speeds = [env.scene.sensor(name)[:, :2].norm(dim=1) for name in velocity_sensor_names]
     return (torch.stack(speeds, dim=1) * contact).sum(1)
 
 
-@reads(sensors="sensor_names")
 def undesired_contacts(
     env: ManagerBasedRlEnv, sensor_names: tuple[str, ...], threshold: float
 ) -> Tensor:
@@ -122,7 +125,6 @@ def undesired_contacts(
     return (_lengths(env, sensor_names) > threshold).sum(1).float()
 
 
-@reads(sensors="sensor_names")
 def illegal_contact(
     env: ManagerBasedRlEnv, sensor_names: tuple[str, ...], threshold: float
 ) -> Tensor:

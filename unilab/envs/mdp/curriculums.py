@@ -11,11 +11,15 @@ from unilab.checks import check_fits
 from unilab.envs.managers.curriculum import CurriculumTermCfg
 from unilab.envs.managers.term import ManagerTermBase
 from unilab.envs.mdp.commands import UniformVelocityCommand
-from unilab.envs.mdp.draws import Range
 from unilab.errors import ConfigError
 
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
+
+__all__ = [
+    "commands_vel",
+    "modify_reward_weight",
+]
 
 
 def modify_reward_weight(
@@ -24,14 +28,12 @@ def modify_reward_weight(
     """Give a reward term another weight once training has taken some control steps.
 
     Args:
-        env: the environment.
-        env_ids: ``[n]``.
         term_name: the reward term; its first weight must not be 0.
         weight: the new weight.
         num_steps: control steps of the environment (not frames) until then.
 
     Returns:
-        The weight in force.
+        The current weight.
     """
     rewards = env.reward_manager
     now = rewards.get_weight(term_name)
@@ -45,18 +47,12 @@ class commands_vel(ManagerTermBase):
     """Widen (or narrow) a velocity command in stages.
 
     Args:
-        env: the environment.
-        env_ids: ``[n]``.
         command_name: a uniform velocity command.
-        velocity_stages: each with ``step``, the control step that it begins after, and new bounds
-            of some of ``lin_vel_x``, ``lin_vel_y`` (m/s) and ``ang_vel_z`` (rad/s); in order.
+        velocity_stages: in order, each with ``step``, the control step after which it begins, and
+            new bounds of some of ``lin_vel_x``, ``lin_vel_y`` (m/s) and ``ang_vel_z`` (rad/s).
 
     Returns:
-        The upper bounds in force.
-
-    Raises:
-        ConfigError: at construction: another command, or a stage without a step, with one that is
-            not after that of the stage before, or with bounds that do not fit.
+        The current upper bounds.
     """
 
     def __init__(self, cfg: CurriculumTermCfg, env: ManagerBasedRlEnv) -> None:
@@ -65,22 +61,18 @@ class commands_vel(ManagerTermBase):
         command = env.command_manager.get_term(name)
         if not isinstance(command, UniformVelocityCommand):
             raise ConfigError(
-                f"command {name!r} is a {type(command).__name__}: "
-                "commands_vel needs a UniformVelocityCommand"
+                f"command {name!r} must be a UniformVelocityCommand, got {type(command).__name__}"
             )
         self._command = command
-        self._stages: list[tuple[int, dict[str, Range]]] = []
+        self._stages: list[tuple[int, dict[str, tuple[float, float]]]] = []
         for stage in cfg.params["velocity_stages"]:
-            if "step" not in stage:
-                raise ConfigError(f"stage {stage} has no 'step'")
-            check_fits("step of a stage", stage["step"], int)
-            if stage["step"] <= last:
-                raise ConfigError(
-                    f"stage {stage} is out of order: its step must be at least {last + 1}"
-                )
+            step = stage.get("step")
+            check_fits("step of a stage", step, int)
+            if step <= last:
+                raise ConfigError(f"step of stage {stage} must be at least {last + 1}, got {step}")
             ranges = {k: v for k, v in stage.items() if k != "step" and v is not None}
             command.check_ranges(**ranges)
-            last = stage["step"]
+            last = step
             self._stages.append((last, ranges))
 
     def __call__(

@@ -16,6 +16,14 @@ from unilab.errors import ConfigError, did_you_mean
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
 
+__all__ = [
+    "push_by_setting_velocity",
+    "reset_joints_by_offset",
+    "reset_joints_by_scale",
+    "reset_root_state_uniform",
+]
+
+
 _ROBOT = SceneEntityCfg("robot")
 _AXES = ("x", "y", "z", "roll", "pitch", "yaw")
 Range = tuple[float, float]
@@ -31,8 +39,6 @@ def reset_root_state_uniform(
     """Place the root at its home pose plus uniform offsets, with a uniform velocity.
 
     Args:
-        env: the environment.
-        env_ids: ``[n]``.
         pose_range: offsets by axis (x, y, z in m; roll, pitch, yaw in rad); 0 if absent.
         velocity_range: velocities by axis (m/s, rad/s); 0 if absent.
         asset_cfg: the entity.
@@ -57,11 +63,9 @@ def reset_joints_by_offset(
     """Place the joints at the home pose plus uniform offsets, with uniform velocities.
 
     Args:
-        env: the environment.
-        env_ids: ``[n]``.
-        position_range: offsets, rad; what lies past a joint's limits is put there.
+        position_range: offsets, rad; positions are clipped to the joints' limits.
         velocity_range: velocities, rad/s.
-        asset_cfg: the entity and its ``joint_names``; the others are left alone.
+        asset_cfg: the entity and its ``joint_names``.
     """
     home = env.scene[asset_cfg.name].data.default_joint_pos[asset_cfg.joint_ids]
     shape = (env_ids.shape[0], home.shape[0])
@@ -79,11 +83,9 @@ def reset_joints_by_scale(
     """Place the joints at the home pose times uniform factors, at rest.
 
     Args:
-        env: the environment.
-        env_ids: ``[n]``.
-        position_range: factors; what lies past a joint's limits is put there.
+        position_range: factors; positions are clipped to the joints' limits.
         velocity_range: factors of the home velocities, which are 0, as in Isaac Lab.
-        asset_cfg: the entity and its ``joint_names``; the others are left alone.
+        asset_cfg: the entity and its ``joint_names``.
     """
     check_range("velocity_range", velocity_range)
     home = env.scene[asset_cfg.name].data.default_joint_pos[asset_cfg.joint_ids]
@@ -105,18 +107,16 @@ def push_by_setting_velocity(
     velocity_range: dict[str, Range],
     asset_cfg: SceneEntityCfg = _ROBOT,
 ) -> None:
-    """Change the root's velocity by a uniform one: a shove.
+    """Push the root: add a uniform velocity to its own.
 
     Args:
-        env: the environment.
-        env_ids: ``[n]``.
         velocity_range: by axis: x, y, z in m/s, world frame; roll, pitch, yaw in rad/s, body frame;
             0 if absent.
         asset_cfg: the entity.
     """
     entity = env.scene[asset_cfg.name]
-    shove = _draw(env, env_ids.shape[0], velocity_range)
-    velocity = entity.staged_root_velocity() + shove.cpu()
+    push = _draw(env, env_ids.shape[0], velocity_range)
+    velocity = entity.staged_root_velocity() + push.cpu()
     entity.write_root_velocity(velocity[:, :3], velocity[:, 3:])
 
 
@@ -132,10 +132,12 @@ def _bounds(ranges: tuple[tuple[str, Range], ...], device: torch.device) -> tupl
     """Lower bounds and widths by axis, ``[6]`` each."""
     for axis, span in ranges:
         if axis not in _AXES:
-            raise ConfigError(f"no axis {axis!r}{did_you_mean(axis, _AXES)}: axes are {_AXES}")
+            raise ConfigError(
+                f"axis must be one of {_AXES}, got {axis!r}{did_you_mean(axis, _AXES)}"
+            )
         check_range(f"range of {axis!r}", span)
     given = dict(ranges)
-    with torch.inference_mode(False):  # kept, and used in either mode
+    with torch.inference_mode(False):  # cached, and used in either mode
         lows, highs = torch.tensor([given.get(a, (0.0, 0.0)) for a in _AXES], device=device).T
         return lows.contiguous(), highs - lows
 

@@ -8,48 +8,57 @@ import torch
 from torch import Tensor
 
 from unilab.envs.entity import SceneEntityCfg
-from unilab.envs.managers.term import reads
-from unilab.errors import ConfigError
+from unilab.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
 
+__all__ = [
+    "base_ang_vel",
+    "base_lin_vel",
+    "base_pos_z",
+    "generated_commands",
+    "joint_pos_rel",
+    "joint_pos_sincos",
+    "joint_vel_rel",
+    "last_action",
+    "policy_observation",
+    "projected_gravity",
+    "sensor_values",
+    "step_reward",
+]
+
+
 _ROBOT = SceneEntityCfg("robot")
 
 
-@reads("root_lin_vel_b")
 def base_lin_vel(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = _ROBOT) -> Tensor:
     """Linear velocity of the root in its own frame, ``[num_envs, 3]`` m/s."""
     return env.scene[asset_cfg.name].data.root_lin_vel_b
 
 
-@reads("root_ang_vel_b")
 def base_ang_vel(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = _ROBOT) -> Tensor:
     """Angular velocity of the root in its own frame, ``[num_envs, 3]`` rad/s."""
     return env.scene[asset_cfg.name].data.root_ang_vel_b
 
 
-@reads("root_pos_w")
 def base_pos_z(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = _ROBOT) -> Tensor:
     """Height of the root, ``[num_envs, 1]`` m."""
     return env.scene[asset_cfg.name].data.root_pos_w[:, 2:]
 
 
-@reads("projected_gravity_b")
 def projected_gravity(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = _ROBOT) -> Tensor:
     """Direction of gravity in the root frame, ``[num_envs, 3]``; (0, 0, -1) when upright."""
     return env.scene[asset_cfg.name].data.projected_gravity_b
 
 
-@reads("joint_pos")
 def joint_pos_rel(
     env: ManagerBasedRlEnv, biased: bool = False, asset_cfg: SceneEntityCfg = _ROBOT
 ) -> Tensor:
     """Joint positions from the home pose, ``[num_envs, num_joints]`` rad.
 
     Args:
-        env: the environment.
-        biased: as encoders read them, with the bias of ``randomize_encoder_bias``.
+        biased: as the encoders read them, with the bias of ``randomize_encoder_bias``.
         asset_cfg: the entity and its ``joint_names``.
     """
     data = env.scene[asset_cfg.name].data
@@ -57,14 +66,12 @@ def joint_pos_rel(
     return asset_cfg.joints_of(pos + data.encoder_bias if biased else pos)
 
 
-@reads("joint_pos")
 def joint_pos_sincos(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = _ROBOT) -> Tensor:
     """Sine and cosine of joint positions, ``[num_envs, 2 * num_joints]``."""
     pos = asset_cfg.joints_of(env.scene[asset_cfg.name].data.joint_pos)
     return torch.cat((pos.sin(), pos.cos()), dim=1)
 
 
-@reads("joint_vel")
 def joint_vel_rel(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = _ROBOT) -> Tensor:
     """Joint velocities, ``[num_envs, num_joints]`` rad/s."""
     return asset_cfg.joints_of(env.scene[asset_cfg.name].data.joint_vel)
@@ -76,33 +83,45 @@ def last_action(env: ManagerBasedRlEnv) -> Tensor:
 
 
 def generated_commands(env: ManagerBasedRlEnv, command_name: str) -> Tensor:
-    """The command in force, ``[num_envs, width]``."""
+    """The current command, ``[num_envs, width]``."""
     return env.command_manager.get_command(command_name)
 
 
-@reads(sensors="sensor_names")
 def sensor_values(
     env: ManagerBasedRlEnv, sensor_names: tuple[str, ...], component: int | None = None
 ) -> Tensor:
     """Sensors side by side, in the sensors' own units.
 
     Args:
-        env: the environment.
         sensor_names: sensors of the model.
-        component: only this column of each sensor; None takes all.
+        component: only this column of each sensor; None selects all.
 
     Returns:
         ``[num_envs, sum of widths]``, or ``[num_envs, len(sensor_names)]`` for one component.
-
-    Raises:
-        ConfigError: a sensor has no such component.
     """
     values = [env.scene.sensor(name) for name in sensor_names]
     if component is not None:
         for name, value in zip(sensor_names, values, strict=True):
             if not 0 <= component < value.shape[1]:
                 raise ConfigError(
-                    f"component is {component}, but sensor {name!r} has {value.shape[1]} columns"
+                    f"component must be in [0, {value.shape[1]}) for sensor {name!r}, got "
+                    f"{component}"
                 )
         values = [value[:, component : component + 1] for value in values]
     return torch.cat(values, dim=1)
+
+
+def policy_observation(env: ManagerBasedRlEnv, group: str = "obs") -> Tensor:
+    """The last returned observation of a group, ``[num_envs, width]``; for recorders.
+
+    In mode ``pre_step`` it is the policy's input, with noise, delay and history.
+    """
+    groups = env.obs_buf
+    if group not in groups:
+        raise ConfigError(f"there is no observation group {group!r}{did_you_mean(group, groups)}")
+    return groups[group]
+
+
+def step_reward(env: ManagerBasedRlEnv) -> Tensor:
+    """The reward of the last step, ``[num_envs]``; for recorders in mode ``post_step``."""
+    return env.reward_manager.reward

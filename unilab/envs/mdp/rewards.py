@@ -10,17 +10,40 @@ from torch import Tensor
 from unilab.checks import Positive
 from unilab.envs.entity import SceneEntityCfg
 from unilab.envs.managers.reward import RewardTermCfg
-from unilab.envs.managers.term import ManagerTermBase, reads
+from unilab.envs.managers.term import ManagerTermBase
 from unilab.envs.rotations import heading
 
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
 
+__all__ = [
+    "action_l2",
+    "action_rate_l2",
+    "ang_vel_xy_l2",
+    "base_height_l2",
+    "flat_orientation_l2",
+    "is_alive",
+    "is_terminated",
+    "joint_acc_l2",
+    "joint_deviation_l1",
+    "joint_deviation_l2",
+    "joint_pos_limits",
+    "joint_torques_l2",
+    "joint_vel_l2",
+    "lin_vel_z_l2",
+    "stand_still_joint_deviation_l1",
+    "track_ang_vel_z_exp",
+    "track_ang_vel_z_world_exp",
+    "track_lin_vel_xy_exp",
+    "track_lin_vel_xy_yaw_frame_exp",
+]
+
+
 _ROBOT = SceneEntityCfg("robot")
 
 
 def _sum_sq(value: Tensor) -> Tensor:
-    """Sum of a row's squares; a product, because a power is two operations to PyTorch."""
+    """Sum of a row's squares; a product, because a power is two operations in PyTorch."""
     return (value * value).sum(1)
 
 
@@ -34,7 +57,6 @@ def is_terminated(env: ManagerBasedRlEnv) -> Tensor:
     return env.termination_manager.terminated.float()
 
 
-@reads("root_lin_vel_b")
 def track_lin_vel_xy_exp(
     env: ManagerBasedRlEnv, std: Positive, command_name: str, asset_cfg: SceneEntityCfg = _ROBOT
 ) -> Tensor:
@@ -44,7 +66,6 @@ def track_lin_vel_xy_exp(
     return torch.exp(_sum_sq(error) * (-1.0 / std**2))
 
 
-@reads("root_ang_vel_b")
 def track_ang_vel_z_exp(
     env: ManagerBasedRlEnv, std: Positive, command_name: str, asset_cfg: SceneEntityCfg = _ROBOT
 ) -> Tensor:
@@ -54,7 +75,6 @@ def track_ang_vel_z_exp(
     return torch.exp(error * error * (-1.0 / std**2))
 
 
-@reads("root_lin_vel_w", "root_quat_w")
 def track_lin_vel_xy_yaw_frame_exp(
     env: ManagerBasedRlEnv, std: Positive, command_name: str, asset_cfg: SceneEntityCfg = _ROBOT
 ) -> Tensor:
@@ -67,7 +87,6 @@ def track_lin_vel_xy_yaw_frame_exp(
     return torch.exp(_sum_sq(error) * (-1.0 / std**2))
 
 
-@reads("root_ang_vel_b", "projected_gravity_b")
 def track_ang_vel_z_world_exp(
     env: ManagerBasedRlEnv, std: Positive, command_name: str, asset_cfg: SceneEntityCfg = _ROBOT
 ) -> Tensor:
@@ -78,26 +97,22 @@ def track_ang_vel_z_world_exp(
     return torch.exp(error * error * (-1.0 / std**2))
 
 
-@reads("root_lin_vel_b")
 def lin_vel_z_l2(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = _ROBOT) -> Tensor:
     """Squared velocity along the root's vertical axis."""
     upward = env.scene[asset_cfg.name].data.root_lin_vel_b[:, 2]
     return upward * upward
 
 
-@reads("root_ang_vel_b")
 def ang_vel_xy_l2(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = _ROBOT) -> Tensor:
     """Squared roll and pitch rates of the root."""
     return _sum_sq(env.scene[asset_cfg.name].data.root_ang_vel_b[:, :2])
 
 
-@reads("projected_gravity_b")
 def flat_orientation_l2(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = _ROBOT) -> Tensor:
     """Squared sine of the root's tilt."""
     return _sum_sq(env.scene[asset_cfg.name].data.projected_gravity_b[:, :2])
 
 
-@reads("root_pos_w")
 def base_height_l2(
     env: ManagerBasedRlEnv, target_height: float, asset_cfg: SceneEntityCfg = _ROBOT
 ) -> Tensor:
@@ -106,22 +121,19 @@ def base_height_l2(
     return error * error
 
 
-@reads("joint_torque")
 def joint_torques_l2(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = _ROBOT) -> Tensor:
     """Squared actuator torques during the last substep."""
     torque = asset_cfg.joints_of(env.scene[asset_cfg.name].data.joint_torque)
     return _sum_sq(torque)
 
 
-@reads("joint_vel")
 def joint_vel_l2(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = _ROBOT) -> Tensor:
     """Squared joint velocities."""
     return _sum_sq(asset_cfg.joints_of(env.scene[asset_cfg.name].data.joint_vel))
 
 
-@reads("joint_vel")
 class joint_acc_l2(ManagerTermBase):
-    """Squared joint accelerations: what velocities changed by since the last control step, a
+    """Squared joint accelerations: the change of the velocities since the last control step, per
     second; 0 in the first step of an episode.
     """
 
@@ -143,14 +155,12 @@ class joint_acc_l2(ManagerTermBase):
         self._begun.index_fill_(0, env_ids, 0.0)
 
 
-@reads("joint_pos")
 def joint_deviation_l1(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = _ROBOT) -> Tensor:
     """Distance of the joints from the home pose, summed."""
     data = env.scene[asset_cfg.name].data
     return asset_cfg.joints_of(data.joint_pos - data.default_joint_pos).abs().sum(1)
 
 
-@reads("joint_pos")
 def stand_still_joint_deviation_l1(
     env: ManagerBasedRlEnv,
     command_name: str,
@@ -162,14 +172,12 @@ def stand_still_joint_deviation_l1(
     return joint_deviation_l1(env, asset_cfg) * (speed < command_threshold)
 
 
-@reads("joint_pos")
 def joint_deviation_l2(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = _ROBOT) -> Tensor:
     """Squared distance of the joints from the home pose."""
     data = env.scene[asset_cfg.name].data
     return _sum_sq(asset_cfg.joints_of(data.joint_pos - data.default_joint_pos))
 
 
-@reads("joint_pos")
 def joint_pos_limits(
     env: ManagerBasedRlEnv, soft_limit_factor: float = 0.95, asset_cfg: SceneEntityCfg = _ROBOT
 ) -> Tensor:

@@ -8,10 +8,19 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from unilab.envs.entity import SceneEntityCfg
-from unilab.envs.managers.term import reads
+from unilab.envs.managers.termination import nan_detection
 
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
+
+__all__ = [
+    "bad_orientation",
+    "joint_pos_out_of_limit",
+    "nan_detection",
+    "root_height_below_minimum",
+    "time_out",
+]
+
 
 _ROBOT = SceneEntityCfg("robot")
 
@@ -21,17 +30,6 @@ def time_out(env: ManagerBasedRlEnv) -> Tensor:
     return env.episode_length >= env.max_episode_length
 
 
-def nan_detection(env: ManagerBasedRlEnv) -> Tensor:
-    """Physics left a value that is not finite.
-
-    With this term in its table a task loses such a row, whose terms read zeros in that step and
-    whose episode ends for this reason alone; without it the environment raises ``NonFiniteError``
-    and is faulted.
-    """
-    return env.scene.diverged
-
-
-@reads("projected_gravity_b")
 def bad_orientation(
     env: ManagerBasedRlEnv, limit_angle: float, asset_cfg: SceneEntityCfg = _ROBOT
 ) -> Tensor:
@@ -40,7 +38,6 @@ def bad_orientation(
     return gravity[:, 2] > -math.cos(limit_angle)
 
 
-@reads("root_pos_w")
 def root_height_below_minimum(
     env: ManagerBasedRlEnv, minimum_height: float, asset_cfg: SceneEntityCfg = _ROBOT
 ) -> Tensor:
@@ -48,7 +45,6 @@ def root_height_below_minimum(
     return env.scene[asset_cfg.name].data.root_pos_w[:, 2] < minimum_height
 
 
-@reads("joint_pos")
 def joint_pos_out_of_limit(
     env: ManagerBasedRlEnv, limit: float, asset_cfg: SceneEntityCfg = _ROBOT
 ) -> Tensor:

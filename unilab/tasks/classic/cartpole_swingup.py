@@ -16,12 +16,10 @@ from unilab.envs import (
     SceneEntityCfg,
     TerminationTermCfg,
     mdp,
-    reads,
 )
 from unilab.tasks.robots import model_path
 
 
-@reads("joint_pos", "joint_vel")
 def balanced(
     env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = SceneEntityCfg("cartpole")
 ) -> Tensor:

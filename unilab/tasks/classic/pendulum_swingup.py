@@ -18,12 +18,10 @@ from unilab.envs import (
     SceneEntityCfg,
     TerminationTermCfg,
     mdp,
-    reads,
 )
 from unilab.tasks.robots import model_path
 
 
-@reads("joint_pos", "joint_vel")
 def upright(
     env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = SceneEntityCfg("pendulum")
 ) -> Tensor:

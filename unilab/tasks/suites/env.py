@@ -19,7 +19,7 @@ from torchrl.data import Bounded
 from unilab.backends import MujocoBackend
 from unilab.checks import Positive, check_fields
 from unilab.envs import TorchEnv
-from unilab.envs.episodes import EpisodeSums
+from unilab.envs.episode_sums import EpisodeSums
 from unilab.envs.nonfinite import bad_rows, is_finite, non_finite
 from unilab.errors import CapabilityError
 from unilab.tasks import SUITES

@@ -1,4 +1,4 @@
-"""What the managers add up over an episode, in one buffer."""
+"""Sums over episodes, in one buffer."""
 
 from __future__ import annotations
 
@@ -11,16 +11,13 @@ from unilab.errors import ConfigError
 
 
 class EpisodeSums:
-    """Sums over each environment's episode, and over all episodes that ended since the last look.
+    """Sums over each environment's episode, and over the episodes that ended since the last drain.
 
     Args:
-        names: what is summed, by block; a block becomes the prefix of its metrics.
-        per_step: blocks that are averaged over the steps of the episodes, not over the episodes.
+        names: names of the summed values, by block; the block is the prefix of its metrics' tags.
         num_envs: environments in the batch.
-        device: where the sums live.
-
-    Raises:
-        ConfigError: two have one tag.
+        device: device of the sums.
+        per_step: blocks that are averaged over the steps of the episodes, not over the episodes.
     """
 
     def __init__(
@@ -33,9 +30,11 @@ class EpisodeSums:
         self._tags = [f"{block}/{name}" for block, members in names.items() for name in members]
         twice = sorted({tag for tag in self._tags if self._tags.count(tag) > 1})
         if twice:
-            raise ConfigError(f"two terms are logged as {', '.join(twice)}: rename one")
+            raise ConfigError(
+                f"tags of metrics must differ, got {', '.join(twice)} twice: rename a term"
+            )
         self._per_step = [block in per_step for block, members in names.items() for _ in members]
-        # The last two rows: the steps of the episode, and 1 as soon as it has begun.
+        # The last two rows: the steps of the episode, and 1 once it has begun.
         self._running = torch.zeros(len(self._tags) + 2, num_envs, device=device)
         self._ended = torch.zeros(len(self._tags) + 2, dtype=torch.float64, device=device)
         sizes = [len(members) for members in names.values()]
@@ -43,7 +42,7 @@ class EpisodeSums:
         self._blocks = dict(zip(names, blocks, strict=True))
 
     def __getitem__(self, block: str) -> Tensor:
-        """``[len(names[block]), num_envs]``, to be added to in every step."""
+        """``[len(names[block]), num_envs]``, the running sums of a block, to add to."""
         return self._blocks[block]
 
     def step(self) -> None:

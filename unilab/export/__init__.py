@@ -1,4 +1,4 @@
-"""Policies as files that run without this library: ONNX."""
+"""ONNX files of policies, which run without this library."""
 
 from unilab.export.onnx_export import OnnxExport, export_onnx
 from unilab.export.onnx_policy import OnnxPolicy

@@ -1,4 +1,4 @@
-"""Networks: FlashSAC's actor, critic and rollout policy, and the contract of anybody's actor."""
+"""FlashSAC's networks and rollout policy, and the contract of custom actors."""
 
 from unilab.modules.actor import FlashSACActor
 from unilab.modules.actor_contract import build_actor, validate_actor

@@ -16,9 +16,9 @@ from unilab.modules.layers import (
     Embedder,
     UnitLinear,
     UnitRMSNorm,
+    check_at_least,
+    check_width,
     normalize_layers,
-    require_at_least,
-    require_width,
 )
 
 __all__ = ["FlashSACActor"]
@@ -38,10 +38,6 @@ class FlashSACActor(nn.Module):
         action_low: lower end of the action range, a number or one per joint.
         action_high: upper end of the action range, a number or one per joint.
         device: where the parameters live.
-
-    Raises:
-        ConfigError: a width below 1, or an action range that is not finite with ``low < high`` for
-            each joint.
 
     Examples:
         >>> import torch
@@ -73,9 +69,8 @@ class FlashSACActor(nn.Module):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        widths = {"obs_dim": obs_dim, "action_dim": action_dim, "hidden_dim": hidden_dim}
-        require_at_least(1, **widths)
-        require_at_least(0, num_blocks=num_blocks)
+        check_at_least(1, obs_dim=obs_dim, action_dim=action_dim, hidden_dim=hidden_dim)
+        check_at_least(0, num_blocks=num_blocks)
         self.obs_dim = obs_dim
         self.action_dim = action_dim
         self.embedder = Embedder(obs_dim, hidden_dim, device=device)
@@ -87,24 +82,24 @@ class FlashSACActor(nn.Module):
         low, high = (_per_joint(b, action_dim, device) for b in (action_low, action_high))
         if not bool(((low < high) & (high - low).isfinite()).all()):
             raise ConfigError(
-                f"action range [{low.tolist()}, {high.tolist()}]: expected low < high, both "
-                "finite, for each joint"
+                "action_low must be below action_high, both finite, for each joint, got "
+                f"{low.tolist()} and {high.tolist()}"
             )
         is_unit = bool((low == -1.0).all() and (high == 1.0).all())
-        #: which map the pre-transform sample goes through: ``"tanh"`` or ``"tanh_affine"``.
+        #: name of the map from the pre-transform sample to the action.
         self.action_transform_id = "tanh" if is_unit else "tanh_affine"
         self.register_buffer("action_scale", 0.5 * (high - low))
         self.register_buffer("action_offset", 0.5 * (high + low))
 
         cumulative = zeta_pmf(self.max_noise_steps).cumsum(0)
-        cumulative[-1] = 1.0  # so that a uniform draw below 1 never falls past the table
+        cumulative[-1] = 1.0  # a uniform draw below 1 must stay inside the table
         self.register_buffer("_zeta_cumulative", cumulative.float().to(device), persistent=False)
-        # Not buffers: their size is that of whoever explores, so a collector that copies this
-        # module's tensors into its own copy must not find them.
+        # Not buffers: their size is the number of environments, so that a collector which copies
+        # this module's tensors into its own copy must not find them.
         self._noise = torch.zeros(0, action_dim, device=device)
         self._noise_steps = torch.zeros(0, dtype=torch.long, device=device)
 
-        if type(self) is FlashSACActor:  # a subclass is another actor, built in another way
+        if type(self) is FlashSACActor:  # a subclass is a custom actor
             kwargs: dict[str, Any] = {"hidden_dim": hidden_dim, "num_blocks": num_blocks}
             kwargs |= {"action_low": low.tolist(), "action_high": high.tolist()}
             spec = FlashSACActorSpec(builder=BUILT_IN, kwargs=kwargs)
@@ -144,12 +139,12 @@ class FlashSACActor(nn.Module):
     def explore(
         self, obs: Tensor, dones: Tensor | None = None, deterministic: bool = False
     ) -> Tensor:
-        """Actions for a rollout; each row's noise is held for a zeta-distributed number of steps.
+        """Actions for a rollout; a row's noise is held for a zeta-distributed number of steps.
 
         Args:
-            obs: ``[N, O]`` observations, one row an environment.
+            obs: ``[N, O]`` observations, a row for each environment.
             dones: ``[N]`` or ``[N, 1]`` bool, the environments that were just reset.
-            deterministic: act with ``transform(mean)`` and leave the noise state untouched.
+            deterministic: return ``transform(mean)`` and leave the noise state as it is.
 
         Returns:
             ``[N, A]`` actions.
@@ -160,7 +155,7 @@ class FlashSACActor(nn.Module):
         return self._transform(torch.addcmul(mean, log_std.exp(), self._step_noise(mean, dones)))
 
     def _step_noise(self, like: Tensor, dones: Tensor | None) -> Tensor:
-        """Advance the noise state one control step and return its ``[N, A]`` noise."""
+        """Advance the noise state by one control step; returns ``[N, A]`` noise."""
         if self._noise.shape != like.shape or self._noise.device != like.device:
             self._noise = torch.zeros_like(like)
             self._noise_steps = torch.zeros(like.shape[0], dtype=torch.long, device=like.device)
@@ -182,11 +177,7 @@ class FlashSACActor(nn.Module):
         normalize_layers(self)
 
     def inference_startup_memory_categories(self) -> dict[str, int]:
-        """Bytes held at inference, by category.
-
-        Returns:
-            ``{"parameters": ..., "buffers": ..., "exploration_state": ...}``.
-        """
+        """Bytes held at inference: ``{"parameters": ..., "buffers": ..., ...}``."""
         return {
             "parameters": sum(p.nbytes for p in self.parameters()),
             "buffers": sum(b.nbytes for b in self.buffers()),
@@ -194,7 +185,7 @@ class FlashSACActor(nn.Module):
         }
 
     def _heads(self, obs: Tensor, training: bool) -> tuple[Tensor, Tensor]:
-        require_width("observation", obs, self.obs_dim)
+        check_width("observation", obs, self.obs_dim)
         h = self.embedder(obs, training)
         for block in self.blocks:
             h = block(h, training)
@@ -221,12 +212,10 @@ class _DeterministicActor(nn.Module):
 def _per_joint(
     bound: float | Sequence[float] | Tensor, action_dim: int, device: torch.device | str | None
 ) -> Tensor:
-    try:
-        value = torch.as_tensor(bound, dtype=torch.get_default_dtype())
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"action bound {bound!r}: expected a number or [{action_dim}]") from error
-    if value.dim() > 1 or (value.dim() == 1 and value.shape[0] != action_dim):
+    value = torch.as_tensor(bound, dtype=torch.get_default_dtype())
+    if value.shape not in ((), (action_dim,)):
         raise ConfigError(
-            f"action bound of shape {list(value.shape)}: expected a number or [{action_dim}]"
+            f"action_low and action_high must be a number or [{action_dim}], got shape "
+            f"{list(value.shape)}"
         )
     return value.expand(action_dim).to(device, copy=True)

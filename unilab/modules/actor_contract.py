@@ -1,21 +1,23 @@
-"""The actor contract: actors built from a spec, and refused at construction if they break it."""
+"""Actor contract (ADR-0017): building an actor from its spec, and validation at construction."""
 
 from __future__ import annotations
 
+import copy
 import io
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torchrl.checkpoint import GlobalRNGState
 
 from unilab.errors import ActorContractError
-from unilab.modules.actor_outputs import aux_losses_problem, described, tensor_problem
 from unilab.modules.actor_spec import BUILT_IN, FlashSACActorSpec, import_builder, record_build
-from unilab.modules.untouched import untouched
 
-__all__ = ["build_actor", "validate_actor"]
+__all__ = ["aux_losses_problem", "build_actor", "tensor_problem", "trial_copy", "validate_actor"]
 
 #: rows of the trial batch; batch statistics need more than one.
 _ROWS = 4
@@ -35,7 +37,7 @@ def build_actor(
     action_dim: int,
     device: torch.device | str | None = None,
 ) -> nn.Module:
-    """Builds and validates the actor that a spec names, the built-in one or anybody's.
+    """Builds and validates the actor of a spec, built-in or custom.
 
     Args:
         spec: builder and its arguments.
@@ -44,53 +46,50 @@ def build_actor(
         device: where the parameters live.
 
     Returns:
-        The actor, which :func:`~unilab.modules.actor_semantics` knows the spec of.
+        The actor; :func:`~unilab.modules.actor_semantics` of it has the spec.
 
     Raises:
-        ActorContractError: the builder cannot be called, raises, or returns no actor of the
-            contract; the cause is chained.
+        ActorContractError: the builder cannot be imported or raises, or its actor breaks the
+            contract.
     """
     builder = import_builder(spec)
+    kwargs = spec.to_dict()["kwargs"]  # a copy, which the builder may change
     try:
-        # A copy, which the builder may keep and change.
-        kwargs = spec.to_dict()["kwargs"]
         actor = builder(obs_dim=obs_dim, action_dim=action_dim, device=device, **kwargs)
-    except Exception as error:  # a builder is anybody's code
+    except Exception as error:  # third-party code may raise anything
         raise ActorContractError(
-            f"actor builder {spec.builder!r} raised {type(error).__name__}: {error}; it was called "
-            f"with obs_dim={obs_dim}, action_dim={action_dim}, device={device} and "
-            f"kwargs={spec.kwargs}"
+            f"actor builder {spec.builder!r} raised {type(error).__name__}: {error}; called with "
+            f"obs_dim={obs_dim}, action_dim={action_dim}, device={device} and kwargs={spec.kwargs}"
         ) from error
     if not isinstance(actor, nn.Module):
         raise ActorContractError(
-            f"actor builder {spec.builder!r} returned {type(actor).__name__}: expected a "
-            "torch.nn.Module"
+            f"actor builder {spec.builder!r} must return a torch.nn.Module, got "
+            f"{type(actor).__name__}"
         )
     validate_actor(actor, obs_dim=obs_dim, action_dim=action_dim)
-    if spec.builder != BUILT_IN:  # which records all of its arguments itself
+    if spec.builder != BUILT_IN:  # which records its arguments, defaults included, itself
         record_build(actor, spec, obs_dim=obs_dim, action_dim=action_dim)
     return actor
 
 
 def validate_actor(actor: nn.Module, *, obs_dim: int, action_dim: int) -> None:
-    """Runs an actor once through everything that training, evaluation and export ask of it.
+    """Runs a copy of an actor once through everything that training, evaluation and export call.
 
-    Once with its weights as they are and once with others, as training will make them, so that a
-    head that begins at 0, or a copy made at construction, does not hide what is exported.
-    Afterwards its weights, buffers, attributes, flags and all random generators are bit for bit as
-    they were.
+    The copy runs first with the actor's weights and then with other ones, because a head that
+    starts at 0 or a copy made at construction would hide what is exported. The actor itself is
+    not called, and the random generators are restored.
 
     Args:
-        actor: the actor, where its parameters are.
+        actor: the actor, on the device of its parameters.
         obs_dim: observation width ``O``.
         action_dim: action width ``A``.
 
     Raises:
-        ActorContractError: what the actor breaks, by its clause of ADR-0017.
+        ActorContractError: names the clause of ADR-0017 that the actor breaks.
     """
-    trial = _Trial(actor, obs_dim, action_dim)
-    trial.members()
-    with untouched(actor):
+    _check_members(actor)
+    with trial_copy(actor) as copied:
+        trial = _Trial(copied, obs_dim, action_dim)
         trial.forward()
         with torch.no_grad():
             trial.mean_and_std()
@@ -98,56 +97,105 @@ def validate_actor(actor: nn.Module, *, obs_dim: int, action_dim: int) -> None:
             trial.export()
             trial.upkeep()
             trial.state_dict()
-            trial.move()
-            trial.export(" once its weights have changed")
+            trial.perturb()
+            trial.export(" after its weights changed")
+
+
+@contextmanager
+def trial_copy(actor: Any) -> Iterator[Any]:
+    """A deep copy of an actor to run in its place; restores the random generators afterwards."""
+    try:
+        copied = copy.deepcopy(actor)
+    except Exception as error:  # anything may be among its attributes
+        raise ActorContractError(
+            f"{type(actor).__name__} must be copyable, because validation and export run on a copy "
+            f"(ADR-0017 C8), but copy.deepcopy raised {type(error).__name__}: {error}; detach "
+            "tensors that it keeps between calls, and create locks and files on first use"
+        ) from error
+    generators = GlobalRNGState()
+    before = generators.state_dict()
+    try:
+        yield copied
+    finally:
+        generators.load_state_dict(before)
+
+
+def tensor_problem(name: str, value: Any, shape: Sequence[int], like: Tensor) -> str:
+    """Why a value is not a tensor of this shape and the dtype and device of ``like``, or ``""``."""
+    if (
+        isinstance(value, Tensor)
+        and (*value.shape,) == (*shape,)
+        and (value.dtype, value.device) == (like.dtype, like.device)
+    ):
+        return ""
+    wanted = f"a tensor of shape {list(shape)} and {like.dtype} on {like.device}"
+    return f"{name} must be {wanted}, got {_described(value)}"
+
+
+def aux_losses_problem(aux: Any) -> str:
+    """Why the ``aux_losses`` of a training pass are not named 0-dim tensors, or ``""``."""
+    if not isinstance(aux, Mapping):
+        return f"aux_losses must be a dict of 0-dim tensors, got {_described(aux)}"
+    for name, value in aux.items():
+        if not isinstance(name, str) or not re.fullmatch(r"\w+", name, re.ASCII):
+            return f"the name of an aux loss must be letters, digits and underscores, got {name!r}"
+        if not isinstance(value, Tensor) or value.dim() or not value.is_floating_point():
+            return f"aux loss {name!r} must be a 0-dim float tensor, got {_described(value)}"
+    return ""
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {list(value.shape)} and {value.dtype} on {value.device}"
+    return f"{value!r} of type {type(value).__name__}"
+
+
+def _breach(actor: Any, clause: str, problem: str) -> ActorContractError:
+    name = type(actor).__name__
+    return ActorContractError(f"{name} breaks the actor contract (ADR-0017 {clause}): {problem}")
+
+
+def _check_members(actor: Any) -> None:
+    """C6: methods, parameters and the transform's name."""
+    if not isinstance(actor, nn.Module):
+        raise _breach(actor, "C6 members", "it must be a torch.nn.Module")
+    for name in _METHODS:
+        if not callable(getattr(actor, name, None)):
+            raise _breach(actor, "C6 members", f"it has no method {name}")
+    if not any(p.requires_grad for p in actor.parameters()):
+        raise _breach(actor, "C6 parameters", "it has no parameter that requires a gradient")
+    for name, p in actor.named_parameters():
+        if is_lazy(p):
+            raise _breach(actor, "C6 parameters", f"{name} has no size yet: run it in the builder")
+        if p.is_meta:
+            raise _breach(actor, "C6 parameters", f"{name} has no values: it is on the meta device")
+    transform = getattr(actor, "action_transform_id", None)
+    if not isinstance(transform, str) or not transform:
+        problem = f"it must be a non-empty string that names the transform, got {transform!r}"
+        raise _breach(actor, "C6 action_transform_id", problem)
 
 
 class _Trial:
-    """The checks of :func:`validate_actor`, clause by clause."""
+    """The checks of :func:`validate_actor` that run the actor, clause by clause."""
 
     def __init__(self, actor: Any, obs_dim: int, action_dim: int) -> None:
         self.actor = actor
-        self.obs_dim = obs_dim
         self.shape = (_ROWS, action_dim)
-        self.parameters: list[nn.Parameter] = []
-
-    def members(self) -> None:
-        """C6: methods, parameters and the transform's name are there."""
-        if not isinstance(self.actor, nn.Module):
-            self._refuse("C6 members", "it is no torch.nn.Module")
-        for name in _METHODS:
-            if not callable(getattr(self.actor, name, None)):
-                self._refuse("C6 members", f"it has no method {name}")
-        self.parameters = list(self.actor.parameters())
-        if not any(p.requires_grad for p in self.parameters):
-            self._refuse("C6 parameters", "it has no parameter that an optimizer could move")
-        for name, p in self.actor.named_parameters():
-            if is_lazy(p):
-                self._refuse("C6 parameters", f"{name} has no size yet: run it in the builder")
-            if p.is_meta:
-                self._refuse("C6 parameters", f"{name} has no values: it is on the meta device")
-        transform = getattr(self.actor, "action_transform_id", None)
-        if not isinstance(transform, str) or not transform:
-            self._refuse(
-                "C6 action_transform_id",
-                f"it is {transform!r}, expected a non-empty string that names the map from the "
-                "pre-transform sample to the action",
-            )
+        self.parameters = list(actor.parameters())
+        generator = torch.Generator().manual_seed(0)
+        obs = torch.randn(_ROWS, obs_dim, generator=generator)
+        self.obs = obs.to(self.parameters[0].device)
 
     def forward(self) -> None:
-        """C6: actions, their log_prob and the auxiliary losses of both kinds of pass."""
+        """C6: actions, log_prob and auxiliary losses, with and without training."""
         for training in (True, False):
             clause = f"forward(obs, training={training})"
             with torch.enable_grad():
-                out = self._call(clause, self.actor, self._obs(), training=training)
-            if not (isinstance(out, tuple) and len(out) == 2 and isinstance(out[1], Mapping)):
-                self._refuse(
-                    f"C6 {clause}", f"it returned {described(out)}, expected (actions, info)"
-                )
-            actions, info = out
+                out = self._call(clause, self.actor, self.obs, training=training)
+            actions, info = self._pair(clause, out, "(actions, info)")
             self._tensor(clause, "actions", actions, self.shape)
-            if "log_prob" not in info:
-                self._refuse("C6 log_prob", f"{clause} gave info with {sorted(info)} only")
+            if not isinstance(info, Mapping) or "log_prob" not in info:
+                self._refuse("C6 log_prob", f"info of {clause} must have log_prob, got {info!r}")
             self._tensor(clause, "log_prob", info["log_prob"], (_ROWS, 1))
             if training:
                 for name, value in (("actions", actions), ("log_prob", info["log_prob"])):
@@ -164,64 +212,66 @@ class _Trial:
         for name, value in aux.items():
             if not value.isfinite():
                 self._refuse(clause, f"{name!r} is {value.item()} on random observations")
-            if value.item() and not value.requires_grad:  # 0 without gradient is one that is off
+            if value.item() and not value.requires_grad:  # a loss that is off is a constant 0
                 self._refuse(clause, f"no gradient leads from {name!r} to its parameters")
 
     def mean_and_std(self) -> None:
         """C6: the distribution before the transform."""
         clause = "get_mean_and_std(obs)"
-        out = self._call(clause, self.actor.get_mean_and_std, self._obs())
-        if not (isinstance(out, tuple) and len(out) == 2):
-            self._refuse(f"C6 {clause}", f"it returned {described(out)}, expected (mean, std)")
-        self._tensor(clause, "mean", out[0], self.shape)
-        self._tensor(clause, "std", out[1], self.shape)
-        if not (out[1] > 0).all():
-            self._refuse(f"C6 {clause}", "std is not above 0 everywhere")
+        out = self._call(clause, self.actor.get_mean_and_std, self.obs)
+        mean, std = self._pair(clause, out, "(mean, std)")
+        self._tensor(clause, "mean", mean, self.shape)
+        self._tensor(clause, "std", std, self.shape)
+        if not (std > 0).all():
+            self._refuse(f"C6 {clause}", "std must be above 0 everywhere")
 
     def explore(self) -> None:
         """C6: actions for a rollout, with and without resets."""
-        dones = torch.ones(_ROWS, 1, dtype=torch.bool, device=self._obs().device)
+        dones = torch.ones(_ROWS, 1, dtype=torch.bool, device=self.obs.device)
         for kwargs in ({}, {"dones": dones}, {"deterministic": True}):
             clause = f"explore(obs, {', '.join(kwargs)})"
-            out = self._call(clause, self.actor.explore, self._obs(), **kwargs)
+            out = self._call(clause, self.actor.explore, self.obs, **kwargs)
             self._tensor(clause, "actions", out, self.shape)
 
     def export(self, when: str = "") -> None:
-        """C6 and C7: what is exported, and that it acts as evaluation does."""
+        """C6 and C7: the export module acts as deterministic exploration does."""
         module = self._call("as_export_module()", self.actor.as_export_module)
         if not isinstance(module, nn.Module):
-            self._refuse(
-                "C6 as_export_module()", f"it returned {described(module)}, expected an nn.Module"
-            )
-        obs = self._obs()
-        exported = self._call("as_export_module()(obs)", module, obs)
+            problem = f"it must return an nn.Module, got {_described(module)}"
+            self._refuse("C6 as_export_module()", problem)
+        exported = self._call("as_export_module()(obs)", module, self.obs)
         self._tensor("as_export_module()(obs)", "actions", exported, self.shape)
-        explored = self._call("explore", self.actor.explore, obs, deterministic=True)
+        explored = self._call("explore", self.actor.explore, self.obs, deterministic=True)
         if not torch.allclose(exported, explored, rtol=1e-4, atol=1e-5):
-            apart = (exported - explored).abs().max().item()
             self._refuse(
                 "C7 deterministic exploration equals export",
-                f"explore(obs, deterministic=True) and as_export_module()(obs) are {apart:.3g} "
-                f"apart{when}; both must give transform(mean) of the weights as they are",
+                "explore(obs, deterministic=True) and as_export_module()(obs) differ by "
+                f"{(exported - explored).abs().max().item():.3g}{when}: both must return "
+                "transform(mean) of the current weights",
             )
 
+    def upkeep(self) -> None:
+        """C6: calls after an optimizer step and before a rollout."""
+        for name in ("normalize_parameters", "inference_startup_memory_categories"):
+            self._call(f"{name}()", getattr(self.actor, name))
+
     def state_dict(self) -> None:
-        """C24: what a checkpoint holds of it can be read back."""
+        """C24: a checkpoint can be read back with ``weights_only=True``."""
         for name, value in self._call("state_dict()", self.actor.state_dict).items():
             file = io.BytesIO()
             try:
                 torch.save(value.new_empty(0) if isinstance(value, Tensor) else value, file)
                 file.seek(0)
                 torch.load(file, weights_only=True)
-            except Exception:  # whatever pickle makes of anybody's object
-                self._refuse(
-                    "C24 state_dict()",
-                    f"{name} is {described(value)}, which no checkpoint takes: give "
-                    "get_extra_state tensors, numbers and strings, in lists and dicts",
+            except Exception:  # pickle's errors are of many classes
+                problem = (
+                    f"{name} must be tensors, numbers and strings, in lists and dicts, got "
+                    f"{_described(value)}: change get_extra_state"
                 )
+                self._refuse("C24 state_dict()", problem)
 
-    def move(self) -> None:
-        """Other weights, each of its own size and sign; what was 0 is no longer."""
+    def perturb(self) -> None:
+        """Changes every weight by a tenth of its size, or of 1 where it is 0."""
         generator = torch.Generator().manual_seed(1)
         for p in self.parameters:
             if p.requires_grad:
@@ -229,47 +279,28 @@ class _Trial:
                 p.add_(change * torch.where(p == 0, 1.0, p.abs()))
         self._call("normalize_parameters()", self.actor.normalize_parameters)
 
-    def upkeep(self) -> None:
-        """C6: what is called after an optimizer step and before a rollout."""
-        self._call("normalize_parameters()", self.actor.normalize_parameters)
-        clause = "inference_startup_memory_categories()"
-        sizes = self._call(clause, self.actor.inference_startup_memory_categories)
-        if not isinstance(sizes, Mapping) or not all(
-            isinstance(k, str) and isinstance(v, int) and v >= 0 for k, v in sizes.items()
-        ):
-            self._refuse(f"C6 {clause}", f"it returned {sizes!r}, expected names and byte counts")
-
-    def _obs(self) -> Tensor:
-        generator = torch.Generator().manual_seed(0)
-        obs = torch.randn(_ROWS, self.obs_dim, generator=generator)
-        return obs.to(self.parameters[0].device)
-
     def _call(self, clause: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         try:
             out = function(*args, **kwargs)
-        except Exception as error:  # an actor is anybody's code
-            raise ActorContractError(
-                self._message(f"C6 {clause}", f"it raised {type(error).__name__}: {error}")
-            ) from error
+        except Exception as error:  # third-party code may raise anything
+            problem = f"it raised {type(error).__name__}: {error}"
+            raise _breach(self.actor, f"C6 {clause}", problem) from error
         if [*map(id, self.actor.parameters())] != [*map(id, self.parameters)]:
-            self._refuse(
-                "C9 one instance",
-                f"{clause} put other parameters in the place of those that the optimizer holds: "
-                "change them in place",
-            )
+            problem = f"{clause} replaced parameters that the optimizer holds: change them in place"
+            self._refuse("C9 one instance", problem)
+        return out
+
+    def _pair(self, clause: str, out: Any, names: str) -> tuple[Any, Any]:
+        if not isinstance(out, tuple) or len(out) != 2:
+            self._refuse(f"C6 {clause}", f"it must return {names}, got {_described(out)}")
         return out
 
     def _tensor(self, clause: str, name: str, value: Any, shape: tuple[int, ...]) -> None:
-        problem = tensor_problem(name, value, shape, self._obs())
+        problem = tensor_problem(name, value, shape, self.obs)
         if problem:
             self._refuse(f"C6 {clause}", f"{problem} for {_ROWS} observations")
         if not value.isfinite().all():
-            self._refuse(f"C6 {clause}", f"{name} is not finite on random observations")
+            self._refuse(f"C6 {clause}", f"{name} must be finite on random observations")
 
     def _refuse(self, clause: str, problem: str) -> NoReturn:
-        raise ActorContractError(self._message(clause, problem))
-
-    def _message(self, clause: str, problem: str) -> str:
-        return (
-            f"{type(self.actor).__name__} breaks the actor contract (ADR-0017 {clause}): {problem}"
-        )
+        raise _breach(self.actor, clause, problem)

@@ -12,9 +12,9 @@ from unilab.modules.layers import (
     Embedder,
     UnitLinear,
     UnitRMSNorm,
+    check_at_least,
+    check_width,
     normalize_layers,
-    require_at_least,
-    require_width,
 )
 
 __all__ = ["FlashSACCritic"]
@@ -23,8 +23,8 @@ __all__ = ["FlashSACCritic"]
 class FlashSACCritic(nn.Module):
     """Ensemble of categorical action-value networks (FlashSAC, arXiv 2604.04539).
 
-    Embedder -> residual blocks -> UnitRMSNorm -> logits over ``num_bins`` values. Members share
-    nothing; all are evaluated together over a leading ensemble dimension ``E``.
+    Embedder -> residual blocks -> UnitRMSNorm -> logits over ``num_bins`` values. The members are
+    independent networks, evaluated together over a leading ensemble dimension ``E``.
 
     Args:
         obs_dim: critic observation width ``Oc``.
@@ -36,9 +36,6 @@ class FlashSACCritic(nn.Module):
         v_min: value of the first bin.
         v_max: value of the last bin.
         device: where the parameters live.
-
-    Raises:
-        ConfigError: a width or ensemble size below 1, fewer than 2 bins, or ``v_min >= v_max``.
 
     Examples:
         >>> import torch
@@ -65,12 +62,12 @@ class FlashSACCritic(nn.Module):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        widths = {"obs_dim": obs_dim, "action_dim": action_dim, "hidden_dim": hidden_dim}
-        require_at_least(1, **widths, num_members=num_members)
-        require_at_least(0, num_blocks=num_blocks)
-        require_at_least(2, num_bins=num_bins)
+        check_at_least(1, obs_dim=obs_dim, action_dim=action_dim, hidden_dim=hidden_dim)
+        check_at_least(1, num_members=num_members)
+        check_at_least(0, num_blocks=num_blocks)
+        check_at_least(2, num_bins=num_bins)
         if not v_min < v_max:
-            raise ConfigError(f"v_min={v_min}, v_max={v_max}: expected v_min < v_max")
+            raise ConfigError(f"v_min must be below v_max, got v_min={v_min}, v_max={v_max}")
         self.obs_dim = obs_dim
         self.action_dim = action_dim
         self.num_members = num_members
@@ -95,16 +92,13 @@ class FlashSACCritic(nn.Module):
             obs: ``[B, Oc]`` critic observations.
             action: ``[B, A]`` actions.
             training: use (and move) batch statistics.
-            rows: the rows that are wanted; the batch statistics see all. ``None`` wants all.
+            rows: the rows to return, all by default; the batch statistics are of all rows.
 
         Returns:
-            ``[E, B, K]`` log-probabilities, of the wanted rows only.
-
-        Raises:
-            ConfigError: another shape.
+            ``[E, B, K]`` log-probabilities of those rows.
         """
-        require_width("critic observation", obs, self.obs_dim)
-        require_width("action", action, self.action_dim)
+        check_width("critic observation", obs, self.obs_dim)
+        check_width("action", action, self.action_dim)
         x = torch.cat((obs, action), dim=-1).t()
         h = self.embedder(x.expand(self.num_members, -1, -1), training)
         for block in self.blocks:

@@ -1,9 +1,8 @@
 """Unit-norm layers of FlashSAC (arXiv 2604.04539), with or without a leading ensemble dimension.
 
-Every layer takes ``num_members``: ``None`` builds one layer on ``[B, d]``; an int ``E`` builds
-``E`` independent layers on ``[E, d, B]``, evaluated as one batched operation. The ensemble keeps
-the batch last because that makes its members channels of one ordinary batch normalisation, whose
-statistics then run over contiguous memory.
+``num_members=None`` builds one layer on ``[B, d]``; an int ``E`` builds ``E`` independent layers
+on ``[E, d, B]``, evaluated as one batched operation. The batch comes last because that makes the
+members channels of one ordinary batch normalisation, with statistics over contiguous memory.
 """
 
 from __future__ import annotations
@@ -116,15 +115,9 @@ class UnitBatchNorm(nn.Module):
         self.normalize()
 
     def forward(self, x: Tensor, training: bool) -> Tensor:
-        """Normalise ``[B, d]`` or ``[E, d, B]`` over ``B``.
-
-        Raises:
-            ConfigError: batch statistics of a single row, whose variance is undefined.
-        """
-        if training and x.shape[0 if x.dim() == 2 else -1] < 2:
-            raise ConfigError("training=True with 1 row: batch statistics need at least 2")
+        """Normalise ``[B, d]`` or ``[E, d, B]`` over ``B``; ``B`` > 1 for batch statistics."""
         return F.batch_norm(
-            # Members are channels of one batch normalisation.
+            # Members are channels of one batch normalisation
             x if x.dim() == 2 else x.reshape(1, -1, x.shape[-1]),
             self.running_mean.view(-1),
             self.running_var.view(-1),
@@ -237,36 +230,24 @@ class Block(nn.Module):
 
 
 def normalize_layers(module: nn.Module) -> None:
-    """Re-normalise every unit layer inside ``module``, in place.
-
-    Args:
-        module: any module; its unit layers are found recursively.
-    """
+    """Re-normalise every unit layer inside ``module``, in place."""
     for layer in module.modules():
         if isinstance(layer, UnitLinear | UnitBatchNorm | UnitRMSNorm):
             layer.normalize()
 
 
-def require_width(name: str, value: Tensor, width: int) -> None:
-    """Check what a network is called with.
-
-    Raises:
-        ConfigError: it is not ``[B, width]``.
-    """
+def check_width(name: str, value: Tensor, width: int) -> None:
+    """Refuse an input of a network that is not ``[B, width]``."""
     if value.ndim != 2 or value.shape[1] != width:
         flatten = "; flatten the batch with reshape(-1)" if value.ndim > 2 else ""
         raise ConfigError(
-            f"{name} has shape {list(value.shape)}: expected [B, {width}], the width that the "
-            f"network was made for{flatten}"
+            f"{name} must have shape [B, {width}], the width that the network was built for, got "
+            f"{list(value.shape)}{flatten}"
         )
 
 
-def require_at_least(least: int, **sizes: int) -> None:
-    """Check the sizes that a network is built with.
-
-    Raises:
-        ConfigError: a size below ``least``.
-    """
-    for name, value in sizes.items():
-        if value < least:
-            raise ConfigError(f"{name}={value}: expected at least {least}")
+def check_at_least(least: float, **values: float) -> None:
+    """Refuse settings, given by name, that are below ``least``."""
+    for name, value in values.items():
+        if not value >= least:
+            raise ConfigError(f"{name} must be at least {least}, got {value}")

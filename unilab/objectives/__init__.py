@@ -1,4 +1,4 @@
-"""FlashSAC's loss module and the pure functions it is made of."""
+"""FlashSAC's loss module and its formulas as pure functions."""
 
 from unilab.objectives import functional
 from unilab.objectives.flashsac import FlashSACLoss

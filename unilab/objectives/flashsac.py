@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from inspect import signature
 from typing import Any, ClassVar
 
 import torch
@@ -18,7 +17,7 @@ from torchrl.objectives.utils import hold_out_net
 
 from unilab.errors import ActorContractError, ConfigError
 from unilab.modules import FlashSACCritic, FlashSACPolicy, actor_semantics
-from unilab.modules.actor_outputs import aux_losses_problem, tensor_problem
+from unilab.modules.actor_contract import aux_losses_problem, tensor_problem
 from unilab.objectives import functional as F
 
 __all__ = ["FlashSACLoss"]
@@ -33,21 +32,15 @@ class FlashSACLoss(LossModule):
 
     Keyword Args:
         gamma: discount of one step.
-        target_entropy: entropy in nats that the temperature steers to; by default that of
+        target_entropy: entropy in nats that the temperature steers to; by default the entropy of
             independent normals of standard deviation ``target_entropy_sigma``.
         target_entropy_sigma: see ``target_entropy``; used when that is ``None``.
         alpha_init: initial temperature.
         bc_alpha: weight of the behaviour-cloning term of the actor's loss.
 
-    Raises:
-        ConfigError: a setting out of range, an actor and a critic of different action widths, or
-            (when called) a batch without an expected key, or of other widths.
-        ActorContractError: the actor's ``forward``, or (when called) what it returns, is not that
-            of the contract.
-
-    The sum of the ``loss_*`` entries is what to minimise: each parameter gets the gradient of its
-    own loss and of no other. ``SoftUpdate(loss, tau=0.01)`` moves the target critic's parameters;
-    its running statistics are its own.
+    Minimise the sum of the ``loss_*`` entries: each parameter gets the gradient of its own loss
+    only. ``SoftUpdate(loss, tau=0.01)`` moves the target critic's parameters; the target keeps its
+    own running statistics.
 
     Examples:
         >>> import torch
@@ -78,8 +71,8 @@ class FlashSACLoss(LossModule):
         >>> loss = FlashSACLoss(actor, FlashSACCritic(n_obs, n_act), gamma=0.97)
         >>> loss.set_keys(critic_obs="obs")
 
-        Without TensorDict, the batch goes in as keyword arguments and the losses come out in the
-        order of ``out_keys``:
+        Without TensorDict, pass the batch as keyword arguments; the losses come in the order of
+        ``out_keys``:
 
         >>> loss_actor, loss_qvalue, loss_alpha, *_ = loss(
         ...     obs=torch.randn(8, n_obs),
@@ -124,7 +117,7 @@ class FlashSACLoss(LossModule):
         "q_mean",
     ]
 
-    actor: Any  # a module of the actor contract, which may be anyone's
+    actor: Any  # a module of the actor contract
     critic: FlashSACCritic
     _target_critic: FlashSACCritic
 
@@ -142,27 +135,22 @@ class FlashSACLoss(LossModule):
         super().__init__()
         if not isinstance(critic, FlashSACCritic):
             raise ConfigError(
-                f"critic is a {type(critic).__name__}: expected a FlashSACCritic, after the actor"
-            )
-        parameters = signature(actor.forward).parameters
-        if "training" not in parameters and "kwargs" not in parameters:
-            raise ActorContractError(
-                f"{type(actor).__name__} breaks the actor contract (ADR-0017 C6): its forward "
-                "takes no training; expected forward(obs, training)"
+                f"critic must be a FlashSACCritic, got {type(critic).__name__}: the actor comes "
+                "first"
             )
         if not 0.0 < gamma <= 1.0:
-            raise ConfigError(f"gamma={gamma}: expected 0 < gamma <= 1")
+            raise ConfigError(f"gamma must be in (0, 1], got {gamma}")
         if not alpha_init > 0.0:
-            raise ConfigError(f"alpha_init={alpha_init}: expected a positive temperature")
+            raise ConfigError(f"alpha_init must be above 0, got {alpha_init}")
         if not target_entropy_sigma > 0.0:
-            raise ConfigError(f"target_entropy_sigma={target_entropy_sigma}: expected > 0")
+            raise ConfigError(f"target_entropy_sigma must be above 0, got {target_entropy_sigma}")
         if not bc_alpha >= 0.0:
-            raise ConfigError(f"bc_alpha={bc_alpha}: expected >= 0")
+            raise ConfigError(f"bc_alpha must be at least 0, got {bc_alpha}")
         width = actor_semantics(actor)["action_dim"]
         if width not in (critic.action_dim, None):
             raise ConfigError(
-                f"an actor of action_dim={width} with a critic of action_dim={critic.action_dim}: "
-                "build both for the same actions"
+                "action_dim must be the same for actor and critic, got "
+                f"{width} and {critic.action_dim}"
             )
         self.gamma = gamma
         self.bc_alpha = bc_alpha
@@ -171,7 +159,7 @@ class FlashSACLoss(LossModule):
         self.target_entropy = target_entropy
         self.actor = actor
         self.critic = critic
-        # A name that starts with "_target" is kept out of parameters() by LossModule.
+        # LossModule keeps a name that starts with "_target" out of parameters().
         self._target_critic = deepcopy(critic).requires_grad_(False)
         # TargetNetUpdater looks for a child of this name and then reads the property below.
         self._modules["target_critic_params"] = nn.Module()
@@ -182,25 +170,21 @@ class FlashSACLoss(LossModule):
         )
 
     def make_value_estimator(self, value_type: Any = None, **hyperparams: Any) -> None:
-        """Nothing to make: the target is FlashSAC's own, its discount the constructor's ``gamma``.
-
-        Raises:
-            ConfigError: always, as other losses would take ``gamma`` here.
-        """
+        """Refused: FlashSAC has its own target. Other losses take ``gamma`` here."""
         raise ConfigError(
-            "FlashSACLoss has no value estimator to choose: leave make_value_estimator out and "
-            "give gamma to FlashSACLoss(...)"
+            "FlashSACLoss has no value estimator: leave make_value_estimator out and pass gamma to "
+            "FlashSACLoss(...)"
         )
 
     @property
     def actor_network(self) -> FlashSACPolicy:
-        """The rollout policy over the actor, as TorchRL's SACTrainer sends it to collectors."""
+        """The rollout policy over the actor, which TorchRL's SACTrainer sends to collectors."""
         keys = self.tensor_keys
         return FlashSACPolicy(self.actor, obs_key=keys.obs, action_key=keys.action)
 
     @property
     def target_critic(self) -> FlashSACCritic:
-        """The slowly moving copy of the critic, with running statistics of its own."""
+        """The slowly moving copy of the critic, with its own running statistics."""
         return self._target_critic
 
     @property
@@ -299,10 +283,7 @@ class FlashSACLoss(LossModule):
         }
 
     def _act(self, obs: Tensor, training: bool) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
-        """Actions ``[B, A]``, log_prob ``[B]`` and auxiliary losses of the actor, or a refusal.
-
-        Nothing here waits for the device.
-        """
+        """Actions ``[B, A]``, log_prob ``[B]`` and auxiliary losses; does not sync the device."""
         actions, info = self.actor(obs, training=training)
         rows, like = obs.shape[0], self.critic.support
         log_prob, aux = info.get("log_prob"), info.get("aux_losses", {}) if training else {}
@@ -314,8 +295,7 @@ class FlashSACLoss(LossModule):
         if problem:
             raise ActorContractError(
                 f"{type(self.actor).__name__} breaks the actor contract (ADR-0017 C6 "
-                f"forward(obs, training={training})): {problem} for {rows} observations and this "
-                "critic"
+                f"forward(obs, training={training})): {problem} for {rows} observations"
             )
         return actions, log_prob.reshape(rows), aux
 
@@ -344,16 +324,13 @@ class FlashSACLoss(LossModule):
 
     @torch.no_grad()
     def critic_inputs(self, tensordict: TensorDictBase) -> tuple[Tensor, ...]:
-        """What :meth:`critic_terms` takes, read from a batch and drawn from the current actor.
+        """The arguments of :meth:`critic_terms`: the batch and the actor's next actions.
 
-        The actor, which may be anyone's, and the random draw stay on this side, so that the other
-        is pure tensor code that a compiler can take whole.
+        Custom actors and random draws stay on this side, so that the other side is pure tensor
+        code that compiles as a whole.
 
         Args:
             tensordict: batch ``[B]``.
-
-        Returns:
-            the arguments of :meth:`critic_terms`, in order.
         """
         keys = self.tensor_keys
         critic_obs, action = (self._read(tensordict, k) for k in (keys.critic_obs, keys.action))
@@ -408,7 +385,7 @@ class FlashSACLoss(LossModule):
             next_log_p = self._target_critic(
                 critic_obs, action, training=True, rows=slice(rows, None)
             )
-            # [B]: which member is the more pessimistic about each row
+            # [B]: the member with the smaller value of each row
             member = self._target_critic.value(next_log_p).argmin(0)
             next_p = next_log_p.exp()[member, torch.arange(rows, device=member.device)]
             atoms = F.target_support(reward, terminated, entropy_bonus, support, discount)
@@ -423,13 +400,10 @@ class FlashSACLoss(LossModule):
             return value
         here = sorted(map(str, tensordict.keys(include_nested=True, leaves_only=True)))
         critic_obs = self.tensor_keys.critic_obs
+        fix = "name the entry to read with loss.set_keys(...)"
         if key in (critic_obs, _under_next(critic_obs)):
-            way_out = (
-                'an environment without critic observations needs loss.set_keys(critic_obs="obs")'
-            )
-        else:
-            way_out = "name the entry to read with loss.set_keys(...)"
-        raise ConfigError(f"the batch has no {key!r}, only {', '.join(here)}; {way_out}")
+            fix = 'an environment without critic observations needs loss.set_keys(critic_obs="obs")'
+        raise ConfigError(f"the batch has no {key!r}, only {', '.join(here)}: {fix}")
 
 
 def _under_next(key: NestedKey) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The learner's update made faster: compiled, or captured as CUDA graphs."""
+"""Faster updates: precision of matrix products, torch.compile, and CUDA graphs."""
 
 from __future__ import annotations
 
@@ -15,27 +15,24 @@ from torch._dynamo.exc import TorchDynamoException
 from unilab.errors import ConfigError
 from unilab.objectives import FlashSACLoss
 
-__all__ = ["CompiledOrEager", "Step", "captured", "matmul_dtype", "use_cuda_graph"]
+__all__ = ["CompiledOrEager", "Step", "capture", "matmul_dtype", "use_cuda_graph"]
 
 Step = Callable[[TensorDictBase], dict[str, Tensor]]
 
+#: PyTorch's names of the CPU units that multiply bfloat16 and add in float32.
 BF16_UNITS = ("amx_bf16", "avx512_bf16")
-"""What PyTorch calls the units of CPUs that multiply bfloat16 and add in float32."""
 
 
 def matmul_dtype(amp_dtype: str | None, *, device: torch.device) -> torch.dtype | None:
-    """In which precision linear layers multiply; None: their own.
+    """The dtype in which linear layers multiply; None keeps the parameters' dtype.
 
     Args:
-        amp_dtype: the setting; "auto" is bfloat16 on a CPU that has units for it, where it is
-            known to train as well and faster.
-        device: where the learner is.
-
-    Raises:
-        ConfigError: no such setting.
+        amp_dtype: the setting. ``"auto"`` is bfloat16 on a CPU that has units for it, where
+            training is as good and faster.
+        device: the learner's device.
     """
     if amp_dtype not in (None, "bfloat16", "auto"):
-        raise ConfigError(f"amp_dtype={amp_dtype!r}: expected None, 'bfloat16' or 'auto'")
+        raise ConfigError(f"amp_dtype must be None, 'bfloat16' or 'auto', got {amp_dtype!r}")
     if amp_dtype == "auto":
         has = torch.cpu.get_capabilities() if device.type == "cpu" else {}
         amp_dtype = "bfloat16" if any(has.get(unit, False) for unit in BF16_UNITS) else None
@@ -43,43 +40,39 @@ def matmul_dtype(amp_dtype: str | None, *, device: torch.device) -> torch.dtype 
 
 
 def use_cuda_graph(wanted: bool | None, *, device: torch.device, custom: bool) -> bool:
-    """Whether updates are captured (ADR-0017 C26).
+    """Whether updates are captured as CUDA graphs (ADR-0017 C26).
 
     Args:
-        wanted: the setting; None: on NVIDIA.
-        device: where the learner is.
-        custom: whether the actor is anybody's.
-
-    Raises:
-        ConfigError: they would be, and cannot.
+        wanted: the setting; None captures on NVIDIA.
+        device: the learner's device.
+        custom: whether the actor is a custom one.
     """
     on_nvidia = device.type == "cuda" and torch.version.hip is None
     if wanted is None:
         wanted = on_nvidia
     if wanted and custom:
         raise ConfigError(
-            "use_whole_cycle_cuda_graph with a custom actor, whose code may do what a graph cannot "
-            "repeat: set use_whole_cycle_cuda_graph=false (on NVIDIA it is on by default)"
+            "use_whole_cycle_cuda_graph must be False with a custom actor, whose code a graph may "
+            "not be able to replay (the default is True on NVIDIA)"
         )
     if wanted and not on_nvidia:
         raise ConfigError(
-            f"use_whole_cycle_cuda_graph with the learner on {device}: it needs an NVIDIA device; "
-            "leave it null to have it where there is one"
+            f"use_whole_cycle_cuda_graph needs an NVIDIA device, got {device}: leave it None to "
+            "use it where there is one"
         )
     return wanted
 
 
-def captured(step: Step, loss: FlashSACLoss) -> Step:
-    """A part of an update that is recorded once and then replayed on new batches.
+def capture(step: Step, loss: FlashSACLoss) -> Step:
+    """A part of an update that is recorded once as a CUDA graph and replayed on new batches.
 
     Args:
-        step: tensors in, detached tensors out, and every change made in place.
-        loss: says which entries of a batch are read.
+        step: takes tensors, returns detached tensors, and makes every change in place.
+        loss: its ``in_keys`` are the entries of a batch that the graph copies.
     """
     graph = CudaGraphModule(step)
 
     def replay(tensordict: TensorDictBase) -> dict[str, Tensor]:
-        # A graph copies what it is given: give it only what is read.
         keys = (*loss.in_keys, loss.tensor_keys.steps_to_next_obs)
         return graph(tensordict.select(*keys, strict=False))
 
@@ -87,12 +80,12 @@ def captured(step: Step, loss: FlashSACLoss) -> Step:
 
 
 class CompiledOrEager:
-    """A compiled function that turns into the plain one, with a warning, if it does not compile."""
+    """A compiled function; if it cannot be compiled, the function itself, with a warning."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._eager = function
-        # fullgraph: it compiles whole, before anything ran, or it does not. So a failure has
-        # moved no running statistics when the plain function takes over.
+        # With fullgraph, a failure to compile comes before anything ran: no running statistics
+        # have moved when the eager function takes over.
         self._call = torch.compile(function, fullgraph=True, dynamic=False)
 
     def __call__(self, *args: Tensor) -> Any:
@@ -101,8 +94,8 @@ class CompiledOrEager:
         except TorchDynamoException as error:
             cause = (str(error).strip().splitlines() or [type(error).__name__])[0]
             warnings.warn(
-                f"torch.compile does not work here ({cause}): updates run eagerly, with the same "
-                "results. Install a C++ compiler, or pass compile=False to silence this",
+                f"torch.compile failed ({cause}): updates run eagerly, with the same results. "
+                "Install a C++ compiler, or pass compile=False to silence this",
                 RuntimeWarning,
                 stacklevel=4,
             )

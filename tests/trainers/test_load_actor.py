@@ -220,7 +220,7 @@ def test_c25_an_actor_of_unknown_builder_can_be_resumed_but_not_played(session, 
     torch.manual_seed(0)
     session(actor=PlainActor(3, 1)).train(12)
     assert session(actor=PlainActor(3, 1)).checkpointer.load().frames == 48
-    with pytest.raises(CheckpointError, match=r"names no builder.*train an actor made by build_a"):
+    with pytest.raises(CheckpointError, match="builder"):
         load_play_actor(tmp_path)
 
 

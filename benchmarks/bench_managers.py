@@ -38,7 +38,7 @@ def randomised_go2(num_threads: int) -> ManagerBasedRlEnvCfg:
     drawn = {
         "payload": (mdp.randomize_rigid_body_mass, "startup", {
             "mass_distribution_params": (-1.0, 2.0), "operation": "add", "asset_cfg": trunk}),
-        "base_com": (mdp.randomize_rigid_body_com, "startup", {
+        "com": (mdp.randomize_rigid_body_com, "startup", {
             "com_range": {"x": (-0.02, 0.02), "y": (-0.02, 0.02)}, "asset_cfg": trunk}),
         "gravity": (mdp.randomize_physics_scene_gravity, "startup", {
             "gravity_distribution_params": ((0.0, 0.0, -0.2), (0.0, 0.0, 0.2))}),

@@ -17,7 +17,7 @@ from unilab.envs import (
     mdp,
 )
 from unilab.tasks.robots import model_path
-from unilab.tasks.velocity.velocity_env_cfg import VelocityEnvCfg
+from unilab.tasks.velocity.velocity_env_cfg import VelocityEnvCfg, randomization
 
 FEET = ("left", "right")
 UPPER_BODY = ("waist_.*", ".*_shoulder_.*", ".*_elbow_.*", ".*_wrist_.*")
@@ -27,7 +27,6 @@ HIPS = (".*_hip_yaw_joint", ".*_hip_roll_joint")
 def g1_velocity_flat() -> VelocityEnvCfg:
     """Unitree G1 follows a commanded velocity on flat ground (29 joints, 20 s episodes)."""
     command = {"command_name": "base_velocity"}
-    torso = SceneEntityCfg("robot", body_names=("torso_link",))
     heights, velocities, contacts = (
         tuple(f"{foot}_foot_{what}" for foot in FEET) for what in ("pos", "vel", "contact")
     )
@@ -139,50 +138,6 @@ def g1_velocity_flat() -> VelocityEnvCfg:
                 mode="reset",
                 params={"position_range": (-0.05, 0.05), "velocity_range": (0.0, 0.0)},
             ),
-            # Randomization: every environment is another robot on another ground.
-            "payload": EventTermCfg(
-                func=mdp.randomize_rigid_body_mass,
-                mode="startup",
-                params={
-                    "mass_distribution_params": (-1.0, 3.0),
-                    "operation": "add",
-                    "asset_cfg": torso,
-                },
-            ),
-            "torso_com": EventTermCfg(
-                func=mdp.randomize_rigid_body_com,
-                mode="startup",
-                params={
-                    "com_range": {"x": (-0.025, 0.025), "y": (-0.025, 0.025), "z": (-0.03, 0.03)},
-                    "asset_cfg": torso,
-                },
-            ),
-            "foot_friction": EventTermCfg(
-                func=mdp.randomize_geom_friction,
-                mode="startup",
-                params={
-                    "friction_distribution_params": (0.3, 1.2),
-                    "asset_cfg": SceneEntityCfg("robot", geom_names=(".*_foot._collision",)),
-                },
-            ),
-            "motors": EventTermCfg(
-                func=mdp.randomize_actuator_gains,
-                mode="startup",
-                params={
-                    "stiffness_distribution_params": (0.9, 1.1),
-                    "damping_distribution_params": (0.9, 1.1),
-                },
-            ),
-            "encoder_bias": EventTermCfg(
-                func=mdp.randomize_encoder_bias,
-                mode="startup",
-                params={"bias_range": (-0.015, 0.015)},
-            ),
-            "push": EventTermCfg(
-                func=mdp.push_by_setting_velocity,
-                mode="interval",
-                interval_range_s=(5.0, 10.0),
-                params={"velocity_range": {"x": (-0.5, 0.5), "y": (-0.5, 0.5), "yaw": (-0.5, 0.5)}},
-            ),
+            **randomization(trunk="torso_link", feet=(".*_foot._collision",), payload=(-1.0, 3.0)),
         },
     )

@@ -11,13 +11,12 @@ from unilab.envs import (
     ObservationTermCfg,
     RewardTermCfg,
     SceneCfg,
-    SceneEntityCfg,
     TerminationTermCfg,
     UniformNoiseCfg,
     mdp,
 )
 from unilab.tasks.robots import model_path
-from unilab.tasks.velocity.velocity_env_cfg import VelocityEnvCfg
+from unilab.tasks.velocity.velocity_env_cfg import VelocityEnvCfg, randomization
 
 FEET = ("FL", "FR", "RL", "RR")
 
@@ -25,7 +24,6 @@ FEET = ("FL", "FR", "RL", "RR")
 def go2_velocity_flat() -> VelocityEnvCfg:
     """Unitree Go2 follows a commanded velocity on flat ground (12 joints, 20 s episodes)."""
     command = {"command_name": "base_velocity"}
-    base = SceneEntityCfg("robot", body_names=("base",))
     contacts, velocities = (
         tuple(f"{foot}_foot_{what}" for foot in FEET) for what in ("contact", "vel")
     )
@@ -125,50 +123,6 @@ def go2_velocity_flat() -> VelocityEnvCfg:
                 mode="reset",
                 params={"position_range": (-0.1, 0.1), "velocity_range": (0.0, 0.0)},
             ),
-            # Randomization: every environment is another robot on another ground.
-            "payload": EventTermCfg(
-                func=mdp.randomize_rigid_body_mass,
-                mode="startup",
-                params={
-                    "mass_distribution_params": (-1.0, 2.0),
-                    "operation": "add",
-                    "asset_cfg": base,
-                },
-            ),
-            "base_com": EventTermCfg(
-                func=mdp.randomize_rigid_body_com,
-                mode="startup",
-                params={
-                    "com_range": {"x": (-0.03, 0.03), "y": (-0.02, 0.02), "z": (-0.02, 0.02)},
-                    "asset_cfg": base,
-                },
-            ),
-            "foot_friction": EventTermCfg(
-                func=mdp.randomize_geom_friction,
-                mode="startup",
-                params={
-                    "friction_distribution_params": (0.3, 1.2),
-                    "asset_cfg": SceneEntityCfg("robot", geom_names=FEET),
-                },
-            ),
-            "motors": EventTermCfg(
-                func=mdp.randomize_actuator_gains,
-                mode="startup",
-                params={
-                    "stiffness_distribution_params": (0.9, 1.1),
-                    "damping_distribution_params": (0.9, 1.1),
-                },
-            ),
-            "encoder_bias": EventTermCfg(
-                func=mdp.randomize_encoder_bias,
-                mode="startup",
-                params={"bias_range": (-0.015, 0.015)},
-            ),
-            "push": EventTermCfg(
-                func=mdp.push_by_setting_velocity,
-                mode="interval",
-                interval_range_s=(5.0, 10.0),
-                params={"velocity_range": {"x": (-0.5, 0.5), "y": (-0.5, 0.5), "yaw": (-0.5, 0.5)}},
-            ),
+            **randomization(trunk="base", feet=FEET, payload=(-1.0, 2.0)),
         },
     )

@@ -1,10 +1,10 @@
-"""Configuration of the velocity tasks: a task that can leave out its randomization."""
+"""What the velocity tasks share: randomization, and a switch that leaves it out."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from unilab.envs import ManagerBasedRlEnvCfg
+from unilab.envs import EventTermCfg, ManagerBasedRlEnvCfg, SceneEntityCfg, mdp
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,3 +35,55 @@ class VelocityEnvCfg(ManagerBasedRlEnvCfg):
         }
         for name, table in nominal.items():
             object.__setattr__(self, name, table)
+
+
+def randomization(
+    *, trunk: str, feet: tuple[str, ...], payload: tuple[float, float]
+) -> dict[str, EventTermCfg]:
+    """Events that give every environment another robot on another ground, and push it.
+
+    Args:
+        trunk: the body that carries the payload.
+        feet: regular expressions of the geoms of the feet.
+        payload: range added to the trunk's mass, kg.
+    """
+    body = SceneEntityCfg("robot", body_names=(trunk,))
+    soles = SceneEntityCfg("robot", geom_names=feet)
+    com = {"x": (-0.03, 0.03), "y": (-0.02, 0.02), "z": (-0.02, 0.02)}
+    gains = {
+        "stiffness_distribution_params": (0.9, 1.1),
+        "damping_distribution_params": (0.9, 1.1),
+    }
+    return {
+        "payload": EventTermCfg(
+            func=mdp.randomize_rigid_body_mass,
+            mode="startup",
+            params={
+                "mass_distribution_params": payload,
+                "operation": "add",
+                "asset_cfg": body,
+            },
+        ),
+        "com": EventTermCfg(
+            func=mdp.randomize_rigid_body_com,
+            mode="startup",
+            params={"com_range": com, "asset_cfg": body},
+        ),
+        "foot_friction": EventTermCfg(
+            func=mdp.randomize_geom_friction,
+            mode="startup",
+            params={"friction_distribution_params": (0.3, 1.2), "asset_cfg": soles},
+        ),
+        "motors": EventTermCfg(func=mdp.randomize_actuator_gains, mode="startup", params=gains),
+        "encoder_bias": EventTermCfg(
+            func=mdp.randomize_encoder_bias,
+            mode="startup",
+            params={"bias_range": (-0.015, 0.015)},
+        ),
+        "push": EventTermCfg(
+            func=mdp.push_by_setting_velocity,
+            mode="interval",
+            interval_range_s=(5.0, 10.0),
+            params={"velocity_range": dict.fromkeys(("x", "y", "yaw"), (-0.5, 0.5))},
+        ),
+    }

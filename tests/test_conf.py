@@ -1,4 +1,4 @@
-"""The packaged configuration and what overrides make of it."""
+"""From Hydra overrides to the settings of a run."""
 
 from __future__ import annotations
 
@@ -6,24 +6,15 @@ import json
 import os
 import subprocess
 import sys
-from importlib.resources import files
+from dataclasses import asdict
 
 import pytest
-import yaml
 
 from unilab import registry
-from unilab.conf import compose, tasks
+from unilab.conf import checked_settings, compose, register_algorithm
+from unilab.conf.flashsac import FlashSACCfg
 from unilab.errors import CheckpointError, ConfigError
 from unilab.record import RunFolder
-from unilab.trainers import TrainCfg
-
-
-def leaves(values, path=""):
-    if isinstance(values, dict) and values:
-        return {
-            k: v for key, inner in values.items() for k, v in leaves(inner, f"{path}.{key}").items()
-        }
-    return {path: values}
 
 
 @pytest.fixture
@@ -31,16 +22,27 @@ def run(tmp_path):
     """A run that was started with 8 environments and a seed of 5."""
     folder = RunFolder.create("pendulum_swingup", 5, path=tmp_path / "run")
     cfg = compose(["task=pendulum_swingup", "algo.num_envs=8", "training.seed=5"])
-    folder.write_config(cfg.to_dict())
+    folder.write_config(asdict(cfg))
     return folder
 
 
-def test_every_task_has_a_configuration_that_its_environment_accepts():
-    assert tasks() == registry.names()
-    for task in tasks():
+def test_every_task_composes_for_its_environment():
+    for task in registry.names():
         cfg = compose([f"task={task}"])
         assert cfg.task == task
         registry.factory(task, num_envs=cfg.algo.num_envs, overrides=cfg.env)
+
+
+def test_defaults_are_the_dataclasses_and_the_go2s():
+    cfg = compose()
+    assert cfg.task == "go2_velocity_flat"
+    assert cfg.training == FlashSACCfg(task="x").training
+
+
+@pytest.mark.parametrize("task", ["gym/Ant-v5", "gym/HalfCheetah-v5", "dmc/walker-walk"])
+def test_tasks_of_suites_share_their_settings(task):
+    cfg = compose([f"task={task}"])
+    assert (cfg.algo.num_envs, cfg.algo.gamma, cfg.training.eval_num_envs) == (1, 0.99, 10)
 
 
 @pytest.fixture
@@ -51,31 +53,10 @@ def own(monkeypatch):
     registry.register("mine/swing", registry._registered["pendulum_swingup"], training=settings)
 
 
-def test_a_registered_task_composes_with_its_own_settings(own):
+def test_registered_task_composes_with_its_own_settings(own):
     cfg = compose(["task=mine/swing", "algo.batch_size=7"])
     assert cfg.task == "mine/swing"
     assert (cfg.algo.num_envs, cfg.algo.batch_size, cfg.algo.algo_params.tau) == (5, 7, 0.5)
-    assert cfg.algo.gamma == TrainCfg(task="x").algo.gamma
-    assert tasks() == sorted(set(registry.names()) - {"mine/swing"})
-
-
-def test_a_setting_of_a_registered_task_that_does_not_exist_is_refused(own):
-    swing = registry._registered["pendulum_swingup"]
-    registry.register("typo", swing, training={"algo": {"num_env": 5}})
-    with pytest.raises(ConfigError, match=r"num_env\b.*did you mean 'num_envs'"):
-        compose(["task=typo"])
-
-
-def test_the_default_task_is_the_go2():
-    assert compose().task == "go2_velocity_flat"
-
-
-def test_the_yaml_has_every_key_with_the_dataclass_default():
-    written = yaml.safe_load((files("unilab.conf.flashsac") / "config.yaml").read_text())
-    del written["defaults"], written["hydra"]
-    assert TrainCfg.from_dict({"task": "x", **written}) == TrainCfg(task="x")
-    defaults = leaves(TrainCfg(task="x").to_dict())
-    assert leaves(written).keys() == defaults.keys() - {".task"}
 
 
 def test_overrides_reach_every_level():
@@ -83,130 +64,99 @@ def test_overrides_reach_every_level():
         [
             "task=pendulum_swingup",
             "algo.num_envs=3",
+            "algo.total_frames=2e5",
             "algo.algo_params.lr=1e-3",
+            "algo.algo_params.actor_config={builder: a:b, kwargs: {width: 3}}",
             "training.run_dir=here",
             "env.episode_length_s=5.0",
             "env.rewards.upright.weight=2.0",
         ]
     )
-    assert (cfg.algo.num_envs, cfg.algo.algo_params.lr, cfg.training.run_dir) == (3, 1e-3, "here")
+    assert (cfg.algo.num_envs, cfg.algo.total_frames, cfg.training.run_dir) == (3, 200_000, "here")
+    assert cfg.algo.algo_params.lr == 1e-3
+    assert cfg.algo.algo_params.actor_config == {"builder": "a:b", "kwargs": {"width": 3}}
     assert cfg.env == {"episode_length_s": 5.0, "rewards": {"upright": {"weight": 2.0}}}
-    env = registry.make(cfg.task, num_envs=1, overrides=cfg.env)
-    assert env.max_episode_length * env.step_dt == pytest.approx(5.0)
+    assert checked_settings(asdict(cfg), FlashSACCfg) == cfg
 
 
 @pytest.mark.parametrize(
-    ("override", "message"),
+    ("override", "name"),
     [
-        (
-            "task=pendulum_swing",
-            r"no task named 'pendulum_swing' \(did you mean 'pendulum_swingup'",
-        ),
-        ("algo.num_env=2", r"unknown key 'algo.num_env' \(did you mean 'num_envs'"),
-        ("+algo.num_env=2", r"unknown key 'algo.num_env' \(did you mean 'num_envs'"),
-        ("trainin.seed=2", r"unknown key 'trainin.seed' \(did you mean 'training'"),
-        ("algo.num_envs=0", "algo.num_envs=0: must be at least 1"),
-        ("algo.num_envs=few", "algo.num_envs='few': expected int, got str"),
-        ("algo.num_envs", r"cannot read override 'algo.num_envs' .*: write key=value"),
-        ("training.seed=[1", r"cannot read override 'training.seed=\[1' "),
-        ("~algo", "~algo: nothing can be taken away, .*: give algo the value that it is to have"),
-        ("~algo.gamma", "~algo.gamma: nothing can be taken away"),
-        ("training.run_dir=it's", r"""quoted: 'training.run_dir="it'"'"'s"'$"""),
-        ("training.resume=[a]", r"training.resume=\['a'\]: expected the path of a run folder; one"),
-        ("training.resume=1e3", r"training.resume=1000.0: expected the path of a run folder; one"),
-        ("algo.algo_params.v_max=inf", "algo.algo_params.v_max=inf: expected a finite number"),
-        ("algo.algo_params.lr_end=nan", "algo.algo_params.lr_end=nan: expected a finite number"),
-        ("training.run_dir=/größe", r"write key=value, .* quoted: 'training.run_dir=\"/größe\"'$"),
+        ("task=pendulum_swing", "pendulum_swingup"),
+        ("tsak=pendulum_swingup", "task"),
+        ("algo.num_env=2", r"algo\.num_env.*num_envs"),
+        ("+algo.num_env=2", r"algo\.num_env.*num_envs"),
+        ("algo={num_env: 2}", r"algo\.num_env.*num_envs"),
+        ("algo.gamma.x=1", r"algo\.gamma"),
+        ("algo.num_envs=0", r"algo\.num_envs"),
+        ("algo.num_envs=few", r"algo\.num_envs"),
+        ("algo.num_envs", r"algo\.num_envs"),
+        ("algo.name=flashsack", "flashsack.*flashsac"),
+        ("algo.algo_params.v_max=inf", r"algo\.algo_params\.v_max"),
+        ("training.device=gpu", r"training\.device"),
+        ("training.max_minutes=0", r"training\.max_minutes"),
+        ("training.resume=", r"training\.resume"),
+        ("training.run_dir=it's", r"training\.run_dir"),
+        ("env=5", "env"),
     ],
 )
-def test_a_bad_override_is_one_line_with_the_way_out(override, message):
-    with pytest.raises(ConfigError, match=message) as error:
+def test_bad_override_is_one_line_with_its_name(override, name):
+    with pytest.raises(ConfigError, match=name) as error:
         compose([override])
     assert "\n" not in str(error.value)
 
 
-def test_a_bad_environment_override_is_found_before_anything_is_built():
-    cfg = compose(["task=pendulum_swingup", "env.episode_length=5.0"])
-    with pytest.raises(ConfigError, match=r"'episode_length'.*did you mean 'episode_length_s'"):
-        registry.factory(cfg.task, num_envs=1, overrides=cfg.env)
-
-
-def test_resuming_takes_the_configuration_of_the_run(run):
-    cfg = compose([f"training.resume={run.path}"])
-    assert (cfg.task, cfg.algo.num_envs, cfg.training.seed) == ("pendulum_swingup", 8, 5)
-    assert cfg.training.resume == str(run.path)
-
-
-def test_what_is_typed_with_resume_goes_on_top(run):
+def test_resuming_takes_the_settings_of_the_run_and_changes_on_top(run):
     cfg = compose([f"training.resume={run.path}", "algo.total_frames=123456", "env.x.y=1"])
-    assert (cfg.algo.total_frames, cfg.algo.num_envs) == (123456, 8)
+    assert (cfg.task, cfg.algo.num_envs, cfg.training.seed) == ("pendulum_swingup", 8, 5)
+    assert (cfg.training.resume, cfg.algo.total_frames) == (str(run.path), 123456)
     assert cfg.env == {"x": {"y": 1}}
 
 
-def test_the_task_may_be_repeated_but_not_changed_with_resume(run):
+@pytest.mark.parametrize("override", ["task=cartpole_swingup", "training.run_dir=elsewhere"])
+def test_task_and_folder_of_a_resumed_run_stay(run, override):
     assert compose([f"training.resume={run.path}", "task=pendulum_swingup"]).algo.num_envs == 8
-    with pytest.raises(
-        ConfigError, match=r"task=cartpole_swingup, but .* a run of pendulum_swingup"
-    ):
-        compose([f"training.resume={run.path}", "task=cartpole_swingup"])
+    with pytest.raises(ConfigError, match=override.partition("=")[0]):
+        compose([f"training.resume={run.path}", override])
 
 
-def test_a_resumed_run_stays_in_its_folder(run):
-    with pytest.raises(ConfigError, match=r"training.run_dir together with .* leave .*run_dir out"):
-        compose([f"training.resume={run.path}", "training.run_dir=elsewhere"])
-
-
-def test_resuming_what_is_no_run_says_what_a_run_is(tmp_path):
-    with pytest.raises(CheckpointError, match=r"is no run folder: a run folder holds run_config"):
+def test_resuming_what_is_not_a_run_is_refused(tmp_path):
+    with pytest.raises(CheckpointError, match="run_config"):
         compose([f"training.resume={tmp_path}"])
 
 
-@pytest.mark.parametrize(
-    ("section", "value"),
-    [
-        ("training", "x"),
-        ("training", None),
-        ("training", "absent"),
-        ("algo", [1]),
-        ("algo", "absent"),
-        ("env", None),
-        ("env", "absent"),
-    ],
-)
-def test_a_run_whose_configuration_lacks_a_section_is_not_resumed_with_defaults(
-    run, section, value
-):
+@pytest.mark.parametrize("section", ["training", "algo", "env", "algo.algo_params"])
+@pytest.mark.parametrize("value", ["x", None, "absent"])
+def test_run_without_a_section_is_not_resumed_with_defaults(run, section, value):
     content = json.loads(run.config_file.read_text())
-    content["config"][section] = value
+    *above, key = section.split(".")
+    table = content["config"]["algo"] if above else content["config"]
+    table[key] = value
     if value == "absent":
-        del content["config"][section]
+        del table[key]
     run.config_file.write_text(json.dumps(content))
-    before = run.config_file.read_bytes()
-    with pytest.raises(CheckpointError, match=rf"is damaged \({section} is no table\): restore it"):
+    with pytest.raises(CheckpointError, match=section.partition(".")[0]):
         compose([f"training.resume={run.path}"])
-    assert run.config_file.read_bytes() == before
 
 
-def test_settings_of_the_algorithm_are_a_table_too(run):
-    content = json.loads(run.config_file.read_text())
-    content["config"]["algo"]["algo_params"] = None
-    run.config_file.write_text(json.dumps(content))
-    with pytest.raises(CheckpointError, match=r"algo\.algo_params is no table"):
-        compose([f"training.resume={run.path}"])
+def test_name_of_an_algorithm_that_is_taken_is_refused():
+    with pytest.raises(ConfigError, match="flashsac"):
+        register_algorithm("flashsac", FlashSACCfg, print)
 
 
 _APP = """
-from unilab.conf import hydra_main
+from unilab.conf.command import hydra_main
+from unilab.conf.flashsac import FlashSACCfg
 
 def train(cfg):
     print("seed", cfg.training.seed, cfg.env, flush=True)
     return 0
 
-hydra_main(train)()
+hydra_main(train, FlashSACCfg)()
 """
 
 
-def test_a_sweep_runs_each_job_and_leaves_only_its_record(tmp_path):
+def test_sweep_runs_each_job_and_writes_only_its_record(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", _APP, "-m", "training.seed=1,2", "env.x=3"],
         capture_output=True,

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from unilab.cli.runs import TrainedTask, check_widths
 from unilab.export import export_onnx
 from unilab.modules import actor_semantics
-from unilab.record import command_line
 from unilab.trainers import load_play_actor
 
 __all__ = ["export_run"]
 
 
-def export_run(run: str | Path, out: str | Path | None = None, *, program: str = "unilab") -> Path:
-    """Writes a run's policy as ONNX, with what a robot needs to know in the file's metadata.
+def export_run(run: str | Path, out: str | Path | None = None) -> Path:
+    """Write a run's policy as ONNX, with what a robot needs to know in the file's metadata.
 
     Args:
         run: the run's folder, or one of its checkpoints.
         out: the file; ``policy.onnx`` in the run's folder by default.
-        program: what knows the task, for the line that plays the file.
 
     Returns:
         The file's path.
@@ -41,6 +40,6 @@ def export_run(run: str | Path, out: str | Path | None = None, *, program: str =
         f"{written.path}: obs [batch, {written.obs_dim}] -> action [batch, {written.action_dim}], "
         f"opset {written.opset}\n"
         f"Largest difference between onnxruntime and the checkpoint: {written.max_abs_diff:.2e}\n"
-        f"Try it       {command_line(program, 'play', run, '--policy', path)}"
+        f"Try it       unilab play {shlex.quote(str(run))} --policy {shlex.quote(str(path))}"
     )
     return written.path

@@ -1,31 +1,48 @@
-"""``unilab play``: a run's policy at work."""
+"""``unilab play``: one episode of each robot under a run's policy, without exploration."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
+import torch
 from rich.console import Console
 from rich.table import Table
 from tensordict.nn import TensorDictModuleBase
+from torchrl.envs.utils import ExplorationType, set_exploration_type, step_mdp
 from tqdm import tqdm
 
-from unilab.cli.pictures import mj_model, views
-from unilab.cli.rollout import Episode, play_episodes
 from unilab.cli.runs import RobotEnv, TrainedTask, check_widths
+from unilab.cli.visualize import LiveViewer, mj_model, views
 from unilab.errors import CheckpointError, ConfigError
 from unilab.export import OnnxPolicy
 from unilab.modules import FlashSACPolicy, actor_semantics
 from unilab.record import VideoWriter
 from unilab.trainers import load_env_training_state, load_play_actor
 
-__all__ = ["play_run"]
+__all__ = ["Episode", "play_episodes", "play_run"]
 
-# Frames a second of a video at most; it shows every nth control step, at the speed of life.
 _MAX_FPS = 30
+"""Frames per second of a video; it shows every nth control step, in real time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Episode:
+    """One robot's first episode."""
+
+    robot: int
+    total: float
+    """Sum of the rewards."""
+    seconds: float
+    """Length in simulated time."""
+    ended_by: str
+    """The termination term that fired; empty if the rollout ended first."""
+    terms: dict[str, float]
+    """Weighted reward of each term, per second of the episode."""
 
 
 def play_run(
@@ -39,12 +56,12 @@ def play_run(
     size: tuple[int, int] = (1280, 720),
     viewer: bool = False,
 ) -> list[Episode]:
-    """Plays one episode of each robot without exploration and prints what came of it.
+    """Play one episode of each robot and print its rewards.
 
     Args:
         run: the run's folder, or one of its checkpoints.
         robots: robots side by side.
-        seed: the environment's seed: where they start, what they are asked.
+        seed: the environment's seed, for initial states and commands.
         seconds: length of an episode; the run's own by default.
         policy: an exported file to play in place of the checkpoint.
         video: an mp4 file to write.
@@ -62,17 +79,14 @@ def play_run(
     with contextlib.ExitStack() as stack:
         stack.callback(env.close)
         check_widths(env, *_widths(chosen), played)
-        # At the stage of the curriculum that it has come to; with a file it may have none to tell.
-        with (
-            contextlib.suppress(CheckpointError) if policy is not None else contextlib.nullcontext()
-        ):
+        # At the curriculum's stage of the run; beside a file the run may have no checkpoint.
+        missing_is_fine = (CheckpointError,) if policy is not None else ()
+        with contextlib.suppress(*missing_is_fine):
             env.import_training_state(dict(load_env_training_state(task.path)))
         shows: list[Callable[[], bool]] = []
         if video is not None:
             shows.append(stack.enter_context(_filmed(env, Path(video), size)))
         if viewer:
-            from unilab.cli.viewer import LiveViewer
-
             window = LiveViewer(env)
             stack.callback(window.close)
             shows.append(window.show)
@@ -85,6 +99,52 @@ def play_run(
     return episodes
 
 
+def play_episodes(
+    env: RobotEnv,
+    policy: TensorDictModuleBase,
+    *,
+    on_step: Callable[[], bool] | None = None,
+    endless: bool = False,
+) -> list[Episode]:
+    """Play until every robot has finished its first episode, or for one episode's length.
+
+    Args:
+        env: the robots; a robot that ends early restarts.
+        policy: follows TorchRL's exploration type.
+        on_step: called after every control step, before resets; False stops the rollout.
+        endless: play until ``on_step`` says to stop.
+
+    Returns:
+        Each robot's first episode, complete or not, by robot.
+    """
+    finished: dict[int, Episode] = {}
+    with torch.no_grad(), set_exploration_type(ExplorationType.DETERMINISTIC):
+        data = env.reset()
+        for step in itertools.count(1):
+            data = env.step(policy(data))
+            stopped = on_step is not None and not on_step()
+            over = stopped or (step >= env.max_episode_length and not endless)
+            ended = data["next", "done"].reshape(-1) | over
+            for robot in ended.nonzero().flatten().tolist():
+                finished.setdefault(robot, _episode(env, robot))
+            if over or (len(finished) == env.num_envs and not endless):
+                break
+            data = env.maybe_reset(step_mdp(data))
+    return [finished[robot] for robot in range(env.num_envs)]
+
+
+def _episode(env: RobotEnv, robot: int) -> Episode:
+    sums, causes = env.episode_so_far(robot)
+    seconds = int(env.episode_length[robot]) * env.step_dt
+    return Episode(
+        robot=robot,
+        total=sum(sums.values()),
+        seconds=seconds,
+        ended_by=", ".join(causes),
+        terms={name: value / seconds for name, value in sums.items()},
+    )
+
+
 def _trained(task: TrainedTask) -> FlashSACPolicy:
     return FlashSACPolicy(load_play_actor(task.path))
 
@@ -94,8 +154,8 @@ def _exported(path: str | Path, task: TrainedTask) -> OnnxPolicy:
     made_for = policy.metadata.get("task", task.name)
     if made_for != task.name:
         raise ConfigError(
-            f"{path} was exported from a run of {made_for}, and {task.path} is one of {task.name}: "
-            "play a file with a run of its own task"
+            f"{path} was exported from a run of {made_for}, but {task.path} is a run of "
+            f"{task.name}: play it with a run of the same task"
         )
     return policy
 
@@ -109,7 +169,7 @@ def _widths(policy: TensorDictModuleBase) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def _filmed(env: RobotEnv, path: Path, size: tuple[int, int]) -> Iterator[Callable[[], bool]]:
-    """A function that films a control step; the file is complete when the block ends."""
+    """Yield a function that films a control step; the file is complete when the block ends."""
     from unilab.record.renderer import TiledRenderer
 
     every = max(1, round(1.0 / (_MAX_FPS * env.step_dt)))
@@ -120,7 +180,6 @@ def _filmed(env: RobotEnv, path: Path, size: tuple[int, int]) -> Iterator[Callab
             TiledRenderer(mj_model(env), tiles=env.num_envs, width=width, height=height)
         ) as renderer,
         VideoWriter(path, width=width, height=height, fps=1.0 / (every * env.step_dt)) as writer,
-        # Shows on a terminal only.
         tqdm(total=env.max_episode_length, desc="filming", leave=False, disable=None) as bar,
     ):
 

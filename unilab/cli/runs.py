@@ -1,4 +1,4 @@
-"""What a run folder says of the task that it was trained on."""
+"""A run on disk and the task that it was trained on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TrainedTask:
     """A run, or one of its checkpoints, and its task."""
 
     path: Path
-    """What was given: the run's folder or a checkpoint in it, not a link to one."""
+    """The run's folder or a checkpoint in it, not a link to one."""
     run: RunFolder
     name: str
     """The task's name in the registry."""
@@ -33,19 +33,18 @@ class TrainedTask:
 
     @classmethod
     def of(cls, path: str | Path) -> TrainedTask:
-        """Reads a run's configuration; the folder need not be writable.
+        """Read a run's configuration; the folder need not be writable.
 
-        Raises:
-            CheckpointError: the path is neither a run nor a checkpoint in one, or its
-                configuration is damaged.
+        Args:
+            path: the run's folder, or one of its checkpoints.
         """
         place, run = _find(Path(path))
         config = run.read_config()["config"]
         name, overrides = config.get("task"), config.get("env")
         if not isinstance(name, str) or not isinstance(overrides, dict):
             raise CheckpointError(
-                f"{run.config_file} names no task, or not what the run changed in it (env): "
-                "restore it, or start a new run"
+                f"{run.config_file} must name the task and its overrides (env): restore it, or "
+                "start a new run"
             )
         return cls(place, run, name, overrides)
 
@@ -58,13 +57,8 @@ class TrainedTask:
             num_envs: robots.
             seed: the environment's seed.
             overrides: changes on top of the run's.
-
-        Raises:
-            ConfigError: the task is not registered, or has changed so that the overrides do not
-                fit.
-            CapabilityError: it is an environment of another kind than the library's own.
         """
-        # Episodes that began at random points of their time suit training only.
+        # Episodes that start at random times are for training only.
         merged = {**self.overrides, "init_at_random_ep_len": False, **(overrides or {})}
         try:
             env = registry.make(self.name, num_envs=num_envs, seed=seed, overrides=merged)
@@ -72,41 +66,36 @@ class TrainedTask:
             if self.name in registry.names():
                 raise
             raise ConfigError(
-                f"{self.path} is a run of another program's task: start the file that registers it "
-                f"in place of `unilab`, as for the training (python FILE.py ...); {error}"
+                f"{self.path} is a run of a task that another program registers: run that program "
+                f"instead of `unilab` (python FILE.py ...); {error}"
             ) from None
         if not isinstance(env, RobotEnv):
             raise CapabilityError(
-                f"{self.name} is a {type(env).__name__}, which the command line cannot play or "
-                "export: use unilab.trainers.load_play_actor and your own loop"
+                f"{self.name} must be a ManagerBasedRlEnv to be played or exported, got "
+                f"{type(env).__name__}: use unilab.trainers.load_play_actor and your own loop"
             )
         return env
 
 
 def _find(path: Path) -> tuple[Path, RunFolder]:
-    """A run's folder or checkpoint, and the run."""
-    # A checkpoint lies in its run's checkpoints/, by its own name or by that behind a link.
+    """The path without links, and its run."""
+    # A checkpoint is in its run's checkpoints/, which may be a link, or a link leads to it.
     for place in (path, path.resolve()):
         for folder in (place, place.absolute().parent.parent):
             run = RunFolder(folder)
             if run.config_file.is_file() and path.exists():
                 return place, run
-    what = "is neither a run nor a checkpoint" if path.exists() else "does not exist"
     raise CheckpointError(
-        f"{path} {what}: give the folder that the run printed when it started, or one of its "
-        "checkpoints/"
+        f"{path} is neither a run nor a checkpoint: give the folder that the run printed when it "
+        "started, or one of its checkpoints/"
     )
 
 
 def check_widths(env: RobotEnv, obs_dim: int, action_dim: int, what: str) -> None:
-    """Checks that a policy fits the task as it is now.
-
-    Raises:
-        ConfigError: it does not.
-    """
-    here = env.obs_groups_spec["obs"], env.action_spec.shape[-1]
-    if (obs_dim, action_dim) != here:
+    """Check that a policy fits the task."""
+    task = env.obs_groups_spec["obs"], env.action_spec.shape[-1]
+    if (obs_dim, action_dim) != task:
         raise ConfigError(
-            f"{what} maps {obs_dim} observations to {action_dim} actions and the task "
-            f"{here[0]} to {here[1]}: it belongs to another task, or the task has changed since"
+            f"{what} maps {obs_dim} observations to {action_dim} actions, but the task maps "
+            f"{task[0]} to {task[1]}: it belongs to another task, or the task has changed"
         )

@@ -1,239 +1,188 @@
-"""The packaged Hydra configuration, and how a command line becomes a checked ``TrainCfg``."""
+"""Hydra configuration: from a command line to the settings of a run."""
 
 from __future__ import annotations
 
-import atexit
-import os
-import shlex
-import signal
+import json
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from importlib.resources import files
-from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import Any
 
 import hydra
-from hydra._internal.utils import get_args_parser
 from hydra.core.config_store import ConfigStore
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from unilab import registry
-from unilab.collectors.placement import refuse_removed_key
-from unilab.errors import CheckpointError, ConfigError, UnilabError, did_you_mean
-from unilab.record import RunFolder
-from unilab.record.console import override as override_of
-from unilab.trainers.config import TrainCfg
-from unilab.trainers.config_dict import check_key
+from unilab.checks import build
+from unilab.conf.algorithms import algorithm, register_algorithm
+from unilab.errors import CheckpointError, ConfigError
+from unilab.tasks import SUITE_TASKS
 
-__all__ = ["compose", "hydra_main", "tasks"]
+__all__ = ["checked_settings", "compose", "register_algorithm"]
 
-_MODULE = "unilab.conf.flashsac"
-# Where a user's keys are not in the packaged files.
-_OPEN = ("env.", "algo.algo_params.actor_config.")
-
-
-def tasks() -> list[str]:
-    """Tasks that have a configuration file."""
-    return sorted(_names(files(_MODULE) / "task"))
+_REMOVED = {
+    "training": ("sim_carrier_device", "inference_transport"),
+    "env": ("sim_carrier_device", "manager_torch_device"),
+}
+"""Keys that ``training.collector_tensor_device`` replaced (ADR-0018)."""
 
 
-def _names(folder: Traversable, prefix: str = "") -> Iterator[str]:
-    for entry in folder.iterdir():
-        if entry.is_dir() and entry.name[0] not in "_.":
-            yield from _names(entry, f"{prefix}{entry.name}/")
-        elif entry.name.endswith(".yaml"):
-            yield prefix + entry.name.removesuffix(".yaml")
-
-
-def compose(overrides: Sequence[str] = ()) -> TrainCfg:
-    """The configuration of a run, without a command line.
+def compose(overrides: Sequence[str] = (), cfg: type | None = None) -> Any:
+    """The settings of a run, from Hydra overrides.
 
     Args:
-        overrides: Hydra overrides, e.g. ``["task=pendulum_swingup", "algo.num_envs=16"]``.
-
-    Returns:
-        The checked configuration. With ``training.resume`` it is the one of that run, with the
-        overrides on top.
+        overrides: e.g. ``["task=pendulum_swingup", "algo.num_envs=16"]``. With ``training.resume``
+            they change the settings of that run.
+        cfg: dataclass of the settings; by default the algorithm's that ``algo.name`` or the run to
+            resume names, FlashSAC's if there is none.
 
     Raises:
-        ConfigError: a task, key or value that does not exist or fit.
-        CheckpointError: ``training.resume`` is no run.
+        ConfigError: a task, key or value does not exist or fit.
+        CheckpointError: ``training.resume`` is not a run.
 
     Examples:
         >>> compose(["task=pendulum_swingup", "algo.num_envs=4"]).algo.num_envs
         4
     """
-    checked = _checked(overrides)
+    cfg = algorithm(algorithm_name(overrides)).settings() if cfg is None else cfg
+    prepared = prepare(overrides, cfg)
     try:
-        with hydra.initialize_config_module(_MODULE, version_base="1.3"):
-            config = hydra.compose("config", overrides=checked)
+        with hydra.initialize_config_module("unilab.conf", version_base="1.3"):
+            config = hydra.compose("config", overrides=prepared)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_first_line(error)) from error
-    return _resolve(config, checked)
+    return resolve(config, prepared, cfg)
 
 
-def hydra_main(train: Callable[[TrainCfg], int]) -> Callable[[], None]:
-    """Makes a training function a command: Hydra's flags and overrides, unilab's errors.
+def algorithm_name(overrides: Sequence[str]) -> str:
+    """The algorithm that overrides name, or the run that they resume."""
+    values = dict(text.lstrip("+").partition("=")[::2] for text in overrides)
+    name: Any = values.get("algo.name")
+    if name is None and values.get("training.resume"):
+        try:
+            run = Path(values["training.resume"].strip("'\""), "run_config.json")
+            name = json.loads(run.read_text())["config"]["algo"]["name"]
+        except (OSError, ValueError, LookupError, TypeError):
+            pass  # reported when the run is opened
+    return name or "flashsac"
 
-    An expected error is one line and exit code 2; ``HYDRA_FULL_ERROR=1`` shows its traceback.
-    Ctrl-C is exit code 130 without a traceback, also where the command was started with SIGINT
-    ignored, as shells start what they run in the background.
+
+def prepare(overrides: Sequence[str], cfg: type, *, own_files: bool = False) -> list[str]:
+    """Store an algorithm's defaults in Hydra's ConfigStore, and check the task.
 
     Args:
-        train: gets the checked configuration, once for each job of a ``--multirun``; returns the
-            exit code.
+        overrides: as typed.
+        cfg: dataclass of the algorithm's settings.
+        own_files: whether the user has configuration files, where there may be more tasks.
 
     Returns:
-        The command; it reads ``sys.argv``.
+        Overrides for Hydra, which may add keys: :func:`checked_settings` knows which keys exist.
     """
-
-    def job(config: DictConfig) -> None:
-        def run() -> None:
-            code = train(_resolve(config, HydraConfig.get().overrides.task))
-            if code:
-                sys.exit(code)
-
-        _report(run)
-
-    def start() -> None:
-        args = get_args_parser().parse_args()
-        custom = args.config_dir or args.config_path or args.config_name
-        checked = _checked(args.overrides, any_task=bool(custom))
-        given = set(args.overrides)
-        flags = [arg for arg in sys.argv[1:] if arg not in given]
-        sys.argv[1:] = [*flags, *checked]
-        hydra.main(version_base="1.3", config_path=f"pkg://{_MODULE}", config_name="config")(job)()
-
-    def command() -> None:
-        _listen_to_ctrl_c()
-        _report(start)
-
-    return command
-
-
-def _listen_to_ctrl_c() -> None:
-    """From now until the interpreter takes itself apart, when an interrupt is only noise."""
-    if threading.current_thread() is not threading.main_thread():
-        return
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
-
-
-def _report(run: Callable[[], None]) -> None:
-    try:
-        run()
-    except UnilabError as error:
-        if os.environ.get("HYDRA_FULL_ERROR") == "1":
-            raise
-        print(f"error: {error}", *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        # On its way out there is nothing left that another one could interrupt.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        print("Interrupted; what was saved before is kept.", file=sys.stderr)
-        sys.exit(130)
-
-
-def _checked(overrides: Sequence[str], *, any_task: bool = False) -> list[str]:
-    """Overrides whose keys exist; those of open tables made such that Hydra lets them add keys."""
-    parser = OverridesParser.create()
-    checked = []
+    folders = _store(cfg)
+    prepared = [f"hydra.searchpath=[{folders}]"]
     for text in overrides:
-        try:
-            override = parser.parse_override(text)
-        except HydraException as error:
-            key, given, value = text.partition("=")
-            quoted = shlex.quote(override_of(key, value))
-            quoted = f", a value of other characters quoted: {quoted}" if given else ""
-            raise ConfigError(
-                f"cannot read override {text!r} ({_first_line(error)}): write key=value{quoted}"
-            ) from error
+        override = _parsed(text)
         key = override.key_or_group
-        if key == "task":
-            known = _store_registered()
-            if not any_task and not override.is_sweep_override():
-                _check_task(str(override.value()), known)
-        elif key.partition(".")[0].partition("/")[0] != "hydra":
-            if override.is_delete():
-                raise ConfigError(
-                    f"{text}: nothing can be taken away, it would go back to a default that is not "
-                    f"the task's: give {key} the value that it is to have"
-                )
-            refuse_removed_key(key)
-            table: Any = override.value()
-            for name in table if isinstance(table, dict) else ():
-                refuse_removed_key(f"{key}.{name}")
-            check_key(TrainCfg, key)
-        may_be_new = key.startswith(_OPEN) and override.type is not None and text[0] not in "+~"
-        checked.append(f"++{text}" if may_be_new else text)
-    return checked
+        if key == "task" and not own_files and not override.is_sweep_override():
+            registry.describe(str(override.value()))
+        is_value = key != "task" and "/" not in key and key.partition(".")[0] != "hydra"
+        may_add = is_value and not override.is_delete()
+        prepared.append(f"++{text.lstrip('+')}" if may_add else text)
+    return prepared
 
 
-def _store_registered() -> list[str]:
-    """Give Hydra the tasks that were registered without a configuration file.
+def resolve(config: DictConfig, overrides: Sequence[str], cfg: type) -> Any:
+    """The settings that Hydra composed, or those of the run to resume with what was typed on top.
 
-    Returns:
-        All tasks that can be trained.
+    Args:
+        config: as composed.
+        overrides: as :func:`prepare` returned them.
+        cfg: dataclass of the settings.
     """
-    packaged = tasks()
-    own = [name for name in registry.names() if name not in packaged]
-    for name in own:
-        group, _, option = f"task/{name}".rpartition("/")
-        settings = {**registry.training_settings(name), "task": name}
-        ConfigStore.instance().store(option, settings, group=group, package="_global_")
-    return sorted([*packaged, *own])
-
-
-def _check_task(name: str, known: Sequence[str]) -> None:
-    if name not in known:
-        raise ConfigError(
-            f"no task named {name!r}{did_you_mean(name, known)}; `unilab list` shows them: "
-            f"{', '.join(known)}"
-        )
-
-
-def _resolve(config: DictConfig, overrides: Sequence[str]) -> TrainCfg:
     resume = OmegaConf.select(config, "training.resume")
-    if resume is not None:
-        if not isinstance(resume, str):
-            raise ConfigError(
-                f"training.resume={resume}: expected the path of a run folder; one that reads like "
-                """something else in quotes: 'training.resume="1e3"'"""
-            )
+    if isinstance(resume, str) and resume:
         config = _resumed(config, overrides)
     try:
         values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         raise ConfigError(_first_line(error)) from error
-    return TrainCfg.from_dict(values)
+    return checked_settings(values, cfg)
+
+
+def checked_settings(values: Mapping[str, Any], cfg: type) -> Any:
+    """Build settings from nested tables.
+
+    Args:
+        values: e.g. the ``config`` of a run's ``run_config.json``.
+        cfg: dataclass of the settings.
+    """
+    for section, removed in _REMOVED.items():
+        table = values.get(section)
+        for key in removed:
+            if isinstance(table, Mapping) and key in table:
+                raise ConfigError(
+                    f"{section}.{key} was removed: set training.collector_tensor_device to auto, "
+                    "cpu or cuda instead"
+                )
+    return build(cfg, values)
+
+
+def _store(cfg: type) -> str:
+    """Put an algorithm's defaults and the tasks without a file into Hydra's ConfigStore.
+
+    Returns:
+        The search path of the files for its tasks; empty if it has none.
+    """
+    store = ConfigStore.instance()
+    defaults = asdict(cfg(task=""))
+    del defaults["task"]
+    store.store("settings", defaults, package="_global_")
+    package = cfg.__module__
+    folder = files(package) / "task" if hasattr(sys.modules[package], "__path__") else None
+    for name in registry.names():
+        if folder is None or not (folder / f"{name}.yaml").is_file():
+            settings: dict[str, Any] = {**registry.training_settings(name), "task": name}
+            if folder is not None and name in SUITE_TASKS:
+                settings["defaults"] = ["/task/suite", "_self_"]
+            group, _, option = f"task/{name}".rpartition("/")
+            store.store(option, settings, group=group, package="_global_")
+    return "" if folder is None else f"pkg://{package}"
+
+
+def _parsed(text: str) -> Override:
+    try:
+        return OverridesParser.create().parse_override(text)
+    except HydraException as error:
+        raise ConfigError(
+            f"cannot read override {text!r}: write key=value, and a value with special characters "
+            """in two pairs of quotes: 'key="value"'"""
+        ) from error
 
 
 def _resumed(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
-    """The configuration that the run was started with, and on top only what was typed now."""
+    from unilab.record import RunFolder
+
     run = RunFolder.open(config.training.resume)
     stored = OmegaConf.create(run.read_config()["config"])
-    for section in ("algo", "algo.algo_params", "training", "env"):
-        # Without one the defaults would take its place, and be written back.
+    for section in ("algo.algo_params", "training", "env"):
+        # Without one its defaults would take its place.
         if not OmegaConf.is_dict(OmegaConf.select(stored, section)):
             raise CheckpointError(
-                f"{run.config_file} is damaged ({section} is no table): restore it, or start a new "
-                "run"
+                f"{run.config_file} is damaged ({section} must be a table): restore it, or start a "
+                "new run"
             )
-    for override in OverridesParser.create().parse_overrides(list(overrides)):
+    for override in map(_parsed, overrides):
         key = override.key_or_group
-        if key.partition(".")[0].partition("/")[0] == "hydra":
+        if key.startswith("hydra"):
             continue
         if key in ("training.run_dir", "training.log_root"):
-            raise ConfigError(
-                f"{key} together with training.resume={run.path}: a resumed run stays in its "
-                f"folder, leave {key} out"
-            )
+            raise ConfigError(f"{key} cannot change when training.resume is set: leave it out")
         value = OmegaConf.select(config, key)
         if key == "task" and value != stored.get("task"):
             raise ConfigError(

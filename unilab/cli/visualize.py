@@ -1,8 +1,11 @@
-"""What a frame shows of each robot: its pose, its command and what it makes of it."""
+"""Robots on screen: command and velocity arrows for videos, and MuJoCo's viewer."""
 
 from __future__ import annotations
 
 import math
+import sys
+import time
+import warnings
 from typing import Any
 
 import mujoco
@@ -14,9 +17,9 @@ from unilab.cli.runs import RobotEnv
 from unilab.envs import ManagerBasedRlEnv, mdp
 from unilab.envs.rotations import rotate_inverse
 from unilab.errors import CapabilityError
-from unilab.record.renderer import Arrow, View
+from unilab.record.renderer import Arrow, View, draw_arrows, follow_root
 
-__all__ = ["mj_model", "views"]
+__all__ = ["LiveViewer", "mj_model", "views"]
 
 _COMMANDED = (0.1, 0.75, 0.2, 1.0)
 _ACTUAL = (0.15, 0.35, 0.95, 1.0)
@@ -25,21 +28,17 @@ _ABOVE, _LENGTH, _SHORTEST = 0.35, 0.5, 0.05
 
 
 def mj_model(env: RobotEnv) -> mujoco.MjModel:
-    """The model behind an environment.
-
-    Raises:
-        CapabilityError: its physics are not MuJoCo's.
-    """
+    """The MuJoCo model of an environment."""
     if not isinstance(env.backend, MujocoBackend):
         raise CapabilityError(
-            f"pictures are drawn by MuJoCo, and this task runs on {type(env.backend).__name__}: "
+            f"MuJoCo draws pictures, but this task runs on {type(env.backend).__name__}: "
             "play it without --video and --viewer"
         )
     return env.backend.mj_model
 
 
 def views(env: RobotEnv, rows: int) -> list[View]:
-    """The first robots of an environment as they are now.
+    """Poses, arrows and titles of the first robots of an environment.
 
     A robot with a free root that follows a planar velocity gets two arrows: green for the command,
     blue for its own velocity; the title has their numbers (forward, left in m/s, yaw in rad/s).
@@ -70,7 +69,7 @@ def views(env: RobotEnv, rows: int) -> list[View]:
 
 
 def _commands(env: RobotEnv, rows: int) -> tuple[list[torch.Tensor], list[JointInfo]]:
-    """Commanded planar velocities ``[rows, 3]``, and the free joints of what may follow them."""
+    """Commanded planar velocities ``[rows, 3]``, and the free joints of the robots."""
     if not isinstance(env, ManagerBasedRlEnv):
         return [], []
     commands = [
@@ -83,7 +82,7 @@ def _commands(env: RobotEnv, rows: int) -> tuple[list[torch.Tensor], list[JointI
 
 
 def _arrow(pose: Any, planar: list[float], height: float, colour: Any) -> list[Arrow]:
-    """A planar velocity in the root's frame as an arrow above the root; none when it is tiny."""
+    """A planar velocity in the root's frame as an arrow above the root; empty if it is tiny."""
     if math.hypot(planar[0], planar[1]) < _SHORTEST:
         return []
     w, x, y, z = pose[3:].tolist()
@@ -99,3 +98,60 @@ def _arrow(pose: Any, planar: list[float], height: float, colour: Any) -> list[A
     )
     start = pose[:3] + torch.tensor([0.0, 0.0, height], dtype=torch.float64)
     return [Arrow(start.numpy(), (_LENGTH * vector).numpy(), colour)]
+
+
+class LiveViewer:
+    """MuJoCo's viewer on the first robot of an environment, in real time."""
+
+    def __init__(self, env: RobotEnv) -> None:
+        _require_display()
+        from mujoco import viewer
+
+        self._env = env
+        self._model = mj_model(env)
+        self._data = mujoco.MjData(self._model)
+        try:
+            self._window = viewer.launch_passive(
+                self._model, self._data, show_left_ui=False, show_right_ui=False
+            )
+        except RuntimeError as error:
+            raise CapabilityError(f"MuJoCo's viewer does not open: {error}") from error
+        with self._window.lock():
+            follow_root(self._model, self._window.cam)
+        self._due = time.monotonic()
+
+    def show(self) -> bool:
+        """Show the robot and wait for real time to catch up; False once the window is closed."""
+        if not self._window.is_running():
+            return False
+        (view,) = views(self._env, 1)
+        with self._window.lock():
+            self._data.qpos[:] = view.qpos
+            mujoco.mj_forward(self._model, self._data)
+            self._window.user_scn.ngeom = 0
+            draw_arrows(self._window.user_scn, view.arrows)
+        corner = int(mujoco.mjtGridPos.mjGRID_TOPLEFT)
+        self._window.set_texts((None, corner, view.title, ""))
+        self._window.sync()
+        self._due = max(self._due + self._env.step_dt, time.monotonic())
+        time.sleep(max(0.0, self._due - time.monotonic()))
+        return True
+
+    def close(self) -> None:
+        """Close the window."""
+        self._window.close()
+
+
+def _require_display() -> None:
+    # Without a display the viewer's thread waits forever.
+    import glfw
+
+    if sys.platform == "darwin":
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        opened = glfw.init()
+    if not opened:
+        raise CapabilityError(
+            "--viewer needs a display, but DISPLAY and WAYLAND_DISPLAY name none: use --video out.mp4"
+        )

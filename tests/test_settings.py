@@ -1,0 +1,89 @@
+"""General settings of a run: relations between values, and what is derived from them."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from unilab.conf.flashsac import FlashSACCfg
+from unilab.errors import ConfigError, PlacementError
+from unilab.settings import OffPolicyCfg, TrainingCfg
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+def test_defaults_are_the_papers():
+    params = FlashSACCfg(task="x").algo.algo_params
+    assert (params.actor_hidden_dim, params.critic_hidden_dim, params.num_bins) == (128, 256, 101)
+    assert (params.lr, params.lr_end, params.tau, params.alpha_init) == (3e-4, 1.5e-4, 0.01, 0.01)
+
+
+@pytest.mark.parametrize(
+    ("values", "name"),
+    [
+        ({"learning_starts": 100, "batch_size": 512}, "learning_starts"),
+        ({"replay_capacity": 600, "learning_starts": 2000}, "replay_capacity"),
+        ({"replay_capacity": 30_000, "n_step": 200}, "replay_capacity"),
+    ],
+)
+def test_run_that_would_never_update_is_refused(values, name):
+    with pytest.raises(ConfigError, match=name):
+        OffPolicyCfg(**values)
+
+
+def test_planned_updates_start_after_the_warm_up():
+    algo = OffPolicyCfg(
+        num_envs=10, total_frames=1000, batch_size=8, learning_starts=600, updates_per_step=2
+    )
+    assert algo.planned_updates() == 40 * 2
+
+
+def test_frames_left_are_whole_steps_of_all_environments():
+    algo = OffPolicyCfg(num_envs=16, total_frames=100)
+    assert [algo.frames_left(done) for done in (0, 96)] == [112, 16]
+    with pytest.raises(ConfigError, match="total_frames"):
+        algo.frames_left(112)
+
+
+def test_random_warm_up_is_not_repeated_by_a_resumed_run():
+    algo = OffPolicyCfg(num_envs=16, batch_size=8, learning_starts=100)
+    assert [algo.random_frames_left(done) for done in (0, 64, 112)] == [112, 48, 0]
+    assert OffPolicyCfg(random_warmup=False).random_frames_left(0) == 0
+
+
+def test_cuda_without_a_device_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(PlacementError, match=r"training\.device"):
+        TrainingCfg(device="cuda").resolve_device()
+    assert TrainingCfg().resolve_device() == CPU
+
+
+def test_auto_pipelines_if_the_learner_is_on_an_accelerator():
+    assert TrainingCfg().resolve_collector(CPU) == "sync"
+    assert TrainingCfg().resolve_collector(CUDA) == "pipelined"
+    assert TrainingCfg(collector="sync").resolve_collector(CUDA) == "sync"
+
+
+@pytest.mark.parametrize(
+    ("cores", "omp", "settings", "device", "threads"),
+    [
+        (3, None, {}, CPU, (3, 3)),
+        (3, None, {"num_threads": 7}, CPU, (7, 3)),
+        (3, "2", {}, CPU, (2, 3)),
+        (3, "8", {}, CPU, (3, 3)),
+        (3, "2,1", {}, CPU, (3, 3)),
+        (3, "1", {"num_threads": 2}, CPU, (2, 3)),
+        (6, None, {"collector": "pipelined"}, CPU, (6, 6)),
+        (6, None, {"collector": "pipelined"}, CUDA, (1, 5)),
+        (6, None, {"collector": "pipelined", "num_threads": 2}, CUDA, (2, 4)),
+        (1, None, {"collector": "pipelined"}, CUDA, (1, 1)),
+    ],
+)
+def test_threads_follow_cores_and_devices(monkeypatch, cores, omp, settings, device, threads):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)), raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if omp is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", omp)
+    assert TrainingCfg(**settings).resolve_threads(device) == threads

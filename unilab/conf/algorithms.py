@@ -1,0 +1,76 @@
+"""The table of algorithms that ``unilab train`` knows."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from unilab.errors import ConfigError, did_you_mean
+from unilab.registry import import_entry_points
+
+__all__ = ["Algorithm", "algorithm", "register_algorithm"]
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """An algorithm's settings and training function, each also as ``"module:name"``."""
+
+    cfg: type | str
+    """Dataclass of its settings, with ``task``, ``algo``, ``training`` and ``env``. The package
+    that defines it may hold files for tasks, ``task/<task>.yaml``."""
+    run: Callable[[Any], int] | str
+    """Runs a training with these settings and returns the exit code."""
+
+    def settings(self) -> Any:
+        """The dataclass of its settings."""
+        return _load(self.cfg)
+
+    def train(self, cfg: Any) -> int:
+        """Run a training; imports PyTorch."""
+        return _load(self.run)(cfg)
+
+
+_registered = {
+    "flashsac": Algorithm(
+        "unilab.conf.flashsac:FlashSACCfg", "unilab.examples.train_flashsac:train"
+    )
+}
+
+
+def register_algorithm(name: str, cfg: type | str, train: Callable[[Any], int] | str) -> None:
+    """Add an algorithm of your own, for ``unilab train <name>``.
+
+    The command line finds the algorithms of a package if the module that registers them is an
+    entry point of the group ``unilab.algorithms``. To replace only the actor of FlashSAC, use
+    ``algo.algo_params.actor_config``.
+
+    Args:
+        name: the algorithm's name, the value of ``algo.name``.
+        cfg: dataclass of its settings, or ``"module:name"``; see :class:`Algorithm`.
+        train: training function, or ``"module:name"``.
+    """
+    if name in _registered:
+        raise ConfigError(f"an algorithm named {name!r} exists already: choose another name")
+    _registered[name] = Algorithm(cfg, train)
+
+
+def algorithm(name: str) -> Algorithm:
+    """The algorithm of a name."""
+    if name not in _registered:
+        import_entry_points("unilab.algorithms")
+    if name not in _registered:
+        known = sorted(_registered)
+        raise ConfigError(
+            f"no algorithm named {name!r}{did_you_mean(name, known)}: choose one of "
+            f"{', '.join(known)}"
+        )
+    return _registered[name]
+
+
+def _load(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    module, _, name = value.partition(":")
+    return getattr(importlib.import_module(module), name)

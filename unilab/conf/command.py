@@ -1,0 +1,94 @@
+"""Training commands: Hydra's flags and overrides, unilab's errors, Ctrl-C."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import hydra
+from hydra._internal.utils import get_args_parser
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from unilab.conf import algorithm_name, prepare, resolve
+from unilab.conf.algorithms import algorithm
+from unilab.errors import UnilabError
+
+__all__ = ["hydra_main", "train_command"]
+
+
+def hydra_main(train: Callable[[Any], int], cfg: type) -> Callable[[], None]:
+    """Make a training function a command.
+
+    An expected error is one line and exit code 2; ``HYDRA_FULL_ERROR=1`` shows its traceback.
+    Ctrl-C is exit code 130 without a traceback.
+
+    Args:
+        train: gets the settings, once for each job of a ``--multirun``; returns the exit code.
+        cfg: dataclass of the settings.
+
+    Returns:
+        The command; it reads ``sys.argv``.
+    """
+
+    def job(config: DictConfig) -> None:
+        def run() -> None:
+            code = train(resolve(config, HydraConfig.get().overrides.task, cfg))
+            if code:
+                sys.exit(code)
+
+        report_errors(run)
+
+    def start() -> None:
+        args = get_args_parser().parse_args()
+        own_files = bool(args.config_dir or args.config_path or args.config_name)
+        prepared = prepare(args.overrides, cfg, own_files=own_files)
+        flags = [arg for arg in sys.argv[1:] if arg not in args.overrides]
+        sys.argv[1:] = [*flags, *prepared]
+        hydra.main(version_base="1.3", config_path="pkg://unilab.conf", config_name="config")(job)()
+
+    def command() -> None:
+        listen_to_ctrl_c()
+        report_errors(start)
+
+    return command
+
+
+def train_command(arguments: list[str]) -> None:
+    """``unilab train [algorithm] [flags] [key=value ...]``."""
+
+    def start() -> None:
+        named = arguments[:1] if arguments and arguments[0].isidentifier() else []
+        chosen = algorithm(named[0] if named else algorithm_name(arguments))
+        sys.argv[1:] = arguments[len(named) :]
+        hydra_main(chosen.train, chosen.settings())()
+
+    report_errors(start)
+
+
+def listen_to_ctrl_c() -> None:
+    """Handle SIGINT, which shells make their background jobs ignore, until the interpreter ends."""
+    if threading.current_thread() is threading.main_thread():
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
+
+
+def report_errors(run: Callable[[], None]) -> None:
+    """Call a function; expected errors and Ctrl-C end the process with one line."""
+    try:
+        run()
+    except UnilabError as error:
+        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+            raise
+        print(f"error: {error}", *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # nothing is left to interrupt
+        print("Interrupted; what was saved before is kept.", file=sys.stderr)
+        sys.exit(130)

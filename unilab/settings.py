@@ -1,0 +1,185 @@
+"""General settings of a training run, which the settings of an algorithm are composed of."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from unilab.checks import Count, Positive
+from unilab.errors import ConfigError, PlacementError
+
+if TYPE_CHECKING:
+    import torch
+
+    from unilab.collectors import Placement
+
+__all__ = ["OffPolicyCfg", "TrainingCfg"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OffPolicyCfg:
+    """Data of an off-policy algorithm: how much is collected, kept and used."""
+
+    num_envs: Count = 256
+    """Environments in parallel. More: faster and less correlated data, fewer updates for each
+    transition."""
+    total_frames: Count = 5_000_000
+    """Length of the run in environment steps, all environments together."""
+    batch_size: Count = 512
+    """Transitions of one update. Larger: steadier batch statistics, slower updates."""
+    updates_per_step: Count = 1
+    """Updates for each step of all environments. The first thing to raise when physics is slow."""
+    replay_capacity: Count = 1_000_000
+    """Transitions in the replay buffer; the oldest are overwritten."""
+    learning_starts: Count = 20_000
+    """Transitions in the buffer before the first update."""
+    random_warmup: bool = True
+    """Uniform random actions until ``learning_starts``, instead of the initial policy's."""
+    gamma: float = 0.97
+    """Discount of one control step; the horizon is ``1 / (1 - gamma)`` steps, 33 for 0.97."""
+    n_step: Count = 1
+    """Steps of reward before the bootstrap. More: faster spread of rewards, staler data."""
+
+    def __post_init__(self) -> None:
+        if self.learning_starts < self.batch_size:
+            raise ConfigError(
+                f"learning_starts must be at least batch_size={self.batch_size}, got "
+                f"{self.learning_starts}: an update needs a whole batch"
+            )
+        needed = max(self.learning_starts, self.n_step * self.num_envs)
+        if self.replay_capacity < needed:
+            raise ConfigError(
+                f"replay_capacity must be at least {needed} (learning_starts, n_step * num_envs), "
+                f"got {self.replay_capacity}: the buffer would never hold what an update needs"
+            )
+
+    def planned_updates(self) -> int:
+        """Updates of the whole run."""
+        steps = max(0, self.total_frames - self.learning_starts) // self.num_envs
+        return max(1, steps * self.updates_per_step)
+
+    def frames_left(self, done: int) -> int:
+        """Environment steps still to take, in whole steps of all environments.
+
+        Args:
+            done: environment steps taken so far.
+
+        Raises:
+            ConfigError: none is left.
+        """
+        if done >= self.total_frames:
+            raise ConfigError(
+                f"algo.total_frames must be more than the {done} steps that the run has taken, got "
+                f"{self.total_frames}: continue it with algo.total_frames={2 * done}"
+            )
+        return self._whole_steps(self.total_frames - done)
+
+    def random_frames_left(self, done: int) -> int:
+        """Environment steps still to take with uniform random actions.
+
+        Args:
+            done: environment steps taken so far. A resumed run refills its buffer with its policy.
+        """
+        return self._whole_steps(max(0, self.learning_starts - done) if self.random_warmup else 0)
+
+    def _whole_steps(self, frames: int) -> int:
+        return -(-frames // self.num_envs) * self.num_envs
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingCfg:
+    """How a run is carried out and what it writes."""
+
+    seed: int = 0
+    """Seed of environments, networks, exploration and sampling."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device of the learner; auto: cuda if there is one, else cpu."""
+    collector_tensor_device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device of collected tensors, in the environments and in the ring; auto: the learner's if it
+    is CUDA, else cpu."""
+    collector: Literal["auto", "sync", "pipelined"] = "auto"
+    """pipelined: environments step in a second process while the learner updates; sync: in turns;
+    auto: pipelined if the learner is on an accelerator."""
+    num_threads: Count | None = None
+    """CPU threads of the learner; null: as many as there are cores, at most OMP_NUM_THREADS, and 1
+    if pipelined on CUDA."""
+    run_dir: str | None = None
+    """Folder of this run; null: ``<log_root>/<task>/<timestamp>_seed<seed>``."""
+    log_root: str = "runs"
+    """Folder of all runs."""
+    resume: str | None = None
+    """Folder of a run to continue from its last checkpoint."""
+    max_minutes: Positive | None = None
+    """Stop after this wall time and evaluate. The first update compiles, which may take a minute.
+    null: run until ``total_frames``."""
+    log_interval_s: float = 5.0
+    """Seconds between two rows of metrics."""
+    trace: bool = False
+    """Write ``trace.json``, a Chrome trace of the last steps, when the run ends."""
+    eval_interval: Count | None = 500_000
+    """Environment steps between two evaluations; null: none, not even at the end."""
+    eval_num_envs: Count = 32
+    """Evaluation episodes, run in parallel, one in each environment."""
+    checkpoint_interval: Count = 500_000
+    """Environment steps between two checkpoints; there is always one at the end."""
+    keep_checkpoints: Count = 3
+    """Checkpoints to keep, the newest."""
+    save_replay: bool = False
+    """Store the replay buffer in checkpoints (large). Otherwise a resumed run refills it first."""
+
+    def __post_init__(self) -> None:
+        if self.resume == "":  # an unset variable of the shell
+            raise ConfigError("training.resume must be the folder of a run, got ''")
+        if self.collector_tensor_device == "cuda":
+            self.resolve_placement()
+
+    def resolve_device(self) -> torch.device:
+        """The learner's device."""
+        import torch
+
+        available = torch.cuda.is_available()
+        if self.device == "cuda" and not available:
+            raise PlacementError(
+                "training.device=cuda, but torch sees no CUDA device here: use training.device=cpu "
+                "or auto"
+            )
+        cuda = self.device == "cuda" or (self.device == "auto" and available)
+        return torch.device("cuda" if cuda else "cpu")
+
+    def resolve_placement(self) -> Placement:
+        """Devices of environments, ring and learner."""
+        from unilab.collectors import resolve_collector_tensor_placement
+
+        return resolve_collector_tensor_placement(
+            self.collector_tensor_device, self.resolve_device()
+        )
+
+    def resolve_collector(self, device: torch.device) -> Literal["sync", "pipelined"]:
+        """Whether environments and learner take turns or overlap.
+
+        Args:
+            device: the learner's.
+        """
+        if self.collector == "auto":
+            return "sync" if device.type == "cpu" else "pipelined"
+        return self.collector
+
+    def resolve_threads(self, device: torch.device) -> tuple[int, int]:
+        """CPU threads of the learner and of physics.
+
+        Args:
+            device: the learner's.
+
+        Returns:
+            All cores for both if both compute on the CPU, also when they overlap: neither keeps
+            them busy all the time. All but one for physics beside a learner on an accelerator.
+        """
+        affinity = getattr(os, "sched_getaffinity", None)  # in a container fewer than there are
+        cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+        if device.type != "cpu" and self.resolve_collector(device) == "pipelined":
+            learner = self.num_threads or 1
+            return learner, max(1, cores - learner)
+        wanted = os.environ.get("OMP_NUM_THREADS", "")
+        limit = int(wanted) if wanted.isdecimal() else cores
+        return self.num_threads or max(1, min(cores, limit)), cores

@@ -26,10 +26,11 @@ from torchrl.envs import EnvBase, InitTracker, TransformedEnv
 import unilab
 from unilab.collectors import PipelinedCollector
 from unilab.conf import compose
+from unilab.conf.flashsac import FlashSACCfg
 from unilab.data import RewardNormalizer, make_replay_buffer
 from unilab.modules import FlashSACActor, FlashSACCritic, FlashSACPolicy
 from unilab.objectives import FlashSACLoss
-from unilab.trainers import FlashSACLearner, TrainCfg
+from unilab.trainers import FlashSACLearner
 
 TARGET = 1.03
 ROUNDS = 4
@@ -51,7 +52,7 @@ class Learning:
     One for all contenders: where its memory happens to lie makes some percent.
     """
 
-    def __init__(self, cfg: TrainCfg, threads: int) -> None:
+    def __init__(self, cfg: FlashSACCfg, threads: int) -> None:
         algo, params = cfg.algo, cfg.algo.algo_params
         self.threads = threads
         dims = unilab.registry.dims(cfg.task)
@@ -75,7 +76,7 @@ class Learning:
 class Session:
     """A collector that feeds the learner."""
 
-    def __init__(self, cfg: TrainCfg, kind: str, threads: int, learning: Learning) -> None:
+    def __init__(self, cfg: FlashSACCfg, kind: str, threads: int, learning: Learning) -> None:
         self.learning = learning
         make_env = unilab.registry.factory(
             cfg.task,

@@ -21,10 +21,10 @@ from pathlib import Path
 import torch
 import torch.nn.functional as nnF
 from torch import Tensor, nn
-from train_flashsac import train
 
 import unilab
 from unilab.conf import compose
+from unilab.examples.train_flashsac import train
 from unilab.export import OnnxPolicy, export_onnx
 from unilab.objectives import functional as F
 from unilab.trainers import Evaluator, load_play_actor
@@ -148,9 +148,9 @@ def main(overrides: Sequence[str]) -> dict[str, float]:
     """Trains, resumes, exports what was saved and plays that; returns the evaluation's metrics."""
     cfg = compose([*SETTINGS, "training.run_dir=runs/custom_actor", *overrides])
     run = cfg.training.run_dir
-    train(cfg, command="unilab train")
+    train(cfg)
     again = [f"training.resume={run}", f"algo.total_frames={2 * cfg.algo.total_frames}"]
-    train(compose(again), command="unilab train")
+    train(compose(again))
     exported = export_onnx(load_play_actor(run), f"{run}/policy.onnx")
     env = unilab.make(cfg.task, num_envs=16, seed=1, overrides=cfg.env)
     metrics = Evaluator(env, OnnxPolicy(exported.path))()

@@ -2,7 +2,7 @@
 
     python examples/train_flashsac.py task=pendulum_swingup algo.num_envs=16 training.max_minutes=1
 
-Keys and defaults: unilab/conf/flashsac/config.yaml, or `--cfg job`.
+Settings and their defaults: unilab/conf/flashsac and unilab/settings.py; `--cfg job` prints them.
 """
 
 from __future__ import annotations
@@ -11,45 +11,44 @@ import torch
 
 import unilab
 from unilab.collectors import EnvProcess, make_collector
-from unilab.conf import hydra_main
+from unilab.conf.command import hydra_main
+from unilab.conf.flashsac import FlashSACAlgoCfg, FlashSACCfg
 from unilab.data import RewardNormalizer, make_replay_buffer
+from unilab.envs import TorchEnv
 from unilab.modules import FlashSACCritic, FlashSACPolicy, build_actor
 from unilab.objectives import FlashSACLoss
-from unilab.record import closing_summary
 from unilab.trainers import (
-    AlgoCfg,
-    Algorithm,
     EnvTrainingState,
     Evaluator,
     FlashSACLearner,
-    Interface,
     OffPolicyRunner,
     ReplayContents,
     Run,
-    TrainCfg,
-    algorithm,
     run_identity,
 )
 
 
-def flashsac(algo: AlgoCfg, interface: Interface) -> Algorithm:
-    """FlashSAC from its settings and what it sees of the environment."""
-    params = algo.algo_params
+def make_learner(
+    algo: FlashSACAlgoCfg, env: TorchEnv, critic_obs: str, device: torch.device
+) -> FlashSACLearner:
+    """Networks, loss and optimizers for the observations and actions of an environment."""
+    params, widths = algo.algo_params, env.obs_groups_spec
+    action_dim = env.action_spec.shape[-1]
     actor = build_actor(
-        params.actor_spec(interface.action_spec),
-        obs_dim=interface.obs_groups["obs"],
-        action_dim=interface.action_spec.shape[-1],
-        device=interface.device,
+        params.actor_spec(env.action_spec),
+        obs_dim=widths["obs"],
+        action_dim=action_dim,
+        device=device,
     )
     critic = FlashSACCritic(
-        interface.obs_groups[interface.critic_obs],
-        interface.action_spec.shape[-1],
+        widths[critic_obs],
+        action_dim,
         hidden_dim=params.critic_hidden_dim,
         num_blocks=params.critic_num_blocks,
         num_bins=params.num_bins,
         v_min=params.v_min,
         v_max=params.v_max,
-        device=interface.device,
+        device=device,
     )
     loss = FlashSACLoss(
         actor,
@@ -59,8 +58,8 @@ def flashsac(algo: AlgoCfg, interface: Interface) -> Algorithm:
         target_entropy_sigma=params.target_entropy_sigma,
         bc_alpha=params.bc_alpha,
     )
-    loss.set_keys(critic_obs=interface.critic_obs)
-    learner = FlashSACLearner(
+    loss.set_keys(critic_obs=critic_obs)
+    return FlashSACLearner(
         loss,
         lr=params.lr,
         lr_end=params.lr_end,
@@ -73,14 +72,10 @@ def flashsac(algo: AlgoCfg, interface: Interface) -> Algorithm:
         use_whole_cycle_cuda_graph=params.use_whole_cycle_cuda_graph,
         actor_normalize_parameters=params.actor_normalize_parameters,
     )
-    return Algorithm(actor=actor, policy=FlashSACPolicy(actor), learner=learner)
 
 
-def train(cfg: TrainCfg, *, command: str | None = None) -> int:
-    """One training run from its configuration; returns the exit code.
-
-    `command` is what the closing summary tells to continue with, by default this process's own.
-    """
+def train(cfg: FlashSACCfg) -> int:
+    """Run one training; returns the exit code."""
     algo, training = cfg.algo, cfg.training
     device = training.resolve_device()
     placement = training.resolve_placement()
@@ -89,8 +84,7 @@ def train(cfg: TrainCfg, *, command: str | None = None) -> int:
     torch.set_num_threads(learner_threads)
     torch.manual_seed(training.seed)
 
-    # Physics on the CPU, pipelined: in a process of its own, while the learner updates. A second
-    # batch of environments is for evaluation.
+    # Environments to train in, in a second process if pipelined, and others to evaluate in.
     make_env = unilab.registry.factory(
         cfg.task,
         num_envs=algo.num_envs,
@@ -106,27 +100,31 @@ def train(cfg: TrainCfg, *, command: str | None = None) -> int:
         seed=training.seed + 1,
         overrides=cfg.env,
     )
-    interface = Interface.of(eval_env, device)
-    build = algorithm(algo.name, flashsac)  # or one that another package registered
-    parts = build(algo, interface)
+    critic_obs = "critic" if "critic" in eval_env.obs_groups_spec else "obs"
+    learner = make_learner(algo, eval_env, critic_obs, device)
+    actor = learner.loss.actor
+    policy = FlashSACPolicy(actor)
     buffer = make_replay_buffer(
         algo.replay_capacity, algo.batch_size, device=device, n_step=algo.n_step, gamma=algo.gamma
     )
     rewards = RewardNormalizer(algo.gamma, v_max=algo.algo_params.v_max)
 
-    # The run: a new folder, or the one to continue from its newest checkpoint.
-    identity = run_identity(cfg.task, interface, parts.actor)
-    state = {"learner": parts.learner, "rewards": rewards, "env": EnvTrainingState(env)}
+    # A new run, or the one to resume from its last checkpoint.
+    state = {"learner": learner, "rewards": rewards, "env": EnvTrainingState(env)}
     if training.save_replay:
         state["replay"] = ReplayContents(buffer)
-    run = Run.open(cfg, state, identity=identity, device_resolution=placement.device_resolution())
+    run = Run.open(
+        cfg,
+        state,
+        identity=run_identity(cfg.task, eval_env.obs_groups_spec, critic_obs, actor),
+        device_resolution=placement.device_resolution(),
+    )
     env.set_output_dir(str(run.folder.path))
     eval_env.set_output_dir(str(run.folder.path / "evaluation"))
-    print(f"Run folder   {run.folder.path}", flush=True)
 
     collector = make_collector(
         env,
-        parts.policy,
+        policy,
         placement=placement,
         frames_per_batch=algo.num_envs,
         total_frames=algo.frames_left(run.counters.frames),
@@ -134,11 +132,11 @@ def train(cfg: TrainCfg, *, command: str | None = None) -> int:
     )
     with OffPolicyRunner(
         collector,
-        parts.learner,
+        learner,
         buffer,
         training=training,
         run=run,
-        evaluate=Evaluator(eval_env, parts.policy, trained=env),
+        evaluate=Evaluator(eval_env, policy, trained=env),
         drain_metrics=env.drain_metrics,
     ) as runner:
         for data in runner:  # act and step
@@ -147,13 +145,11 @@ def train(cfg: TrainCfg, *, command: str | None = None) -> int:
             if len(buffer) >= algo.learning_starts:
                 for _ in range(algo.updates_per_step):
                     batch = rewards.normalize(buffer.sample())  # sample
-                    runner.record(parts.learner.update(batch))  # update
+                    runner.record(learner.update(batch))  # update
     eval_env.close()
-    print(
-        closing_summary(run.folder, runner.result, total_frames=algo.total_frames, command=command)
-    )
+    print(run.summary(runner.result, total_frames=algo.total_frames))
     return runner.exit_code
 
 
 if __name__ == "__main__":
-    hydra_main(train)()
+    hydra_main(train, FlashSACCfg)()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
-import sys
 
 import onnx
 import pytest
@@ -17,19 +15,11 @@ def metadata(path):
     return {p.key: json.loads(p.value) for p in onnx.load(path).metadata_props}
 
 
-@pytest.mark.parametrize(
-    ("argv0", "program"), [("/bin/unilab", r"(\S*/)?unilab"), ("arm.py", r"(\S*/)?python arm.py")]
-)
-def test_the_line_that_plays_the_file_names_the_program_that_runs(
-    argv0, program, pendulum, tmp_path, capsys, monkeypatch
-):
+def test_line_that_plays_the_file_is_printed(pendulum, tmp_path, capsys):
     run = shutil.copytree(pendulum, tmp_path / "my run")
-    monkeypatch.setattr(sys, "argv", [argv0])
-    monkeypatch.setenv("PYTHONPATH", "my tasks")
     assert cli.main(["export", str(run)]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
-    played = f"play '{run}' --policy '{run}/policy.onnx'"
-    assert re.fullmatch(rf"Try it       PYTHONPATH='my tasks' {program} {played}", last)
+    assert last.endswith(f"unilab play '{run}' --policy '{run}/policy.onnx'")
 
 
 def test_the_file_lies_in_the_run_and_says_how_close_it_is(go2, tmp_path, capsys):

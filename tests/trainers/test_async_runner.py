@@ -120,12 +120,12 @@ from pathlib import Path
 
 from reference.counting import CountingEnv
 from unilab.collectors import EnvProcess, PipelinedCollector
-from unilab.conf import _listen_to_ctrl_c, _report
+from unilab.conf.command import listen_to_ctrl_c, report_errors
 from unilab.data import RewardNormalizer, make_replay_buffer
 from unilab.modules import FlashSACActor, FlashSACCritic, FlashSACPolicy
 from unilab.objectives import FlashSACLoss
 from unilab.trainers import Checkpointer, Evaluator, FlashSACLearner, OffPolicyRunner, Run
-from unilab.trainers.config import TrainingCfg
+from unilab.settings import TrainingCfg
 
 phase, folder = sys.argv[1:]
 
@@ -185,8 +185,8 @@ def train():
     sys.exit(runner.exit_code)
 
 
-_listen_to_ctrl_c()
-_report(train)
+listen_to_ctrl_c()
+report_errors(train)
 """
 
 

@@ -16,8 +16,8 @@ from torchrl.collectors import Collector
 
 from unilab.errors import CheckpointError, CollectorError, ConfigError, NonFiniteError
 from unilab.record import MetricLogger, RunFolder, metric
+from unilab.settings import TrainingCfg
 from unilab.trainers import Evaluator, OffPolicyRunner, Run
-from unilab.trainers.config import TrainingCfg
 
 TICKS = 20
 FRAMES = 4 * TICKS

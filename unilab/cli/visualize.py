@@ -153,5 +153,5 @@ def _require_display() -> None:
         opened = glfw.init()
     if not opened:
         raise CapabilityError(
-            "--viewer needs a display, but DISPLAY and WAYLAND_DISPLAY name none: use --video out.mp4"
+            "--viewer needs a display, which DISPLAY or WAYLAND_DISPLAY names: use --video out.mp4"
         )

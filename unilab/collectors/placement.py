@@ -11,18 +11,11 @@ from unilab.errors import ConfigError, PlacementError
 
 __all__ = [
     "Placement",
-    "refuse_removed_key",
     "resolve_collector_tensor_placement",
     "select_collector_tensor_device",
 ]
 
 SETTING = "training.collector_tensor_device"
-_REMOVED = {
-    "training.sim_carrier_device",
-    "training.inference_transport",
-    "env.sim_carrier_device",
-    "env.manager_torch_device",
-}
 
 
 @dataclass(frozen=True)
@@ -119,13 +112,3 @@ def resolve_collector_tensor_placement(
         transport="cuda" if kind == "cuda" else "host",
         staging="none" if learner == device else "pinned",
     )
-
-
-def refuse_removed_key(key: str) -> None:
-    """Refuse a configuration key that the one setting replaced.
-
-    Raises:
-        ConfigError: it is such a key.
-    """
-    if key in _REMOVED:
-        raise ConfigError(f"{key} was removed: set {SETTING} to auto, cpu or cuda instead")

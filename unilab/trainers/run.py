@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
+from unilab.modules import actor_semantics
 from unilab.record import MetricLogger, Progress, RunFolder, closing_summary
 from unilab.trainers.checkpoint import Checkpointer, Counters, Stateful
 
 if TYPE_CHECKING:
-    from unilab.trainers.config import TrainCfg
     from unilab.trainers.runner import RunResult
 
-__all__ = ["Run"]
+__all__ = ["Run", "run_identity"]
 
 
 @dataclass(kw_only=True)
@@ -32,7 +34,7 @@ class Run:
     @classmethod
     def open(
         cls,
-        cfg: TrainCfg,
+        cfg: Any,
         components: Mapping[str, Stateful],
         *,
         identity: Mapping[str, Any],
@@ -41,7 +43,7 @@ class Run:
         """Makes the folder of a new run, or continues the run of ``training.resume``.
 
         Args:
-            cfg: the run's configuration.
+            cfg: the run's settings, a dataclass with ``task``, ``algo`` and ``training``.
             components: name -> object that checkpoints save; a resumed run restores them here.
             identity: JSON values that must agree between checkpoint and run.
             **resolved: further entries of ``run_config.json``.
@@ -51,14 +53,20 @@ class Run:
             CheckpointError: the checkpoint is damaged or of another run; nothing has changed then.
         """
         training, total = cfg.training, cfg.algo.total_frames
-        folder = cfg.run_folder()
+        if training.resume is not None:
+            folder = RunFolder.open(training.resume)
+        else:
+            folder = RunFolder.create(
+                cfg.task, training.seed, log_root=training.log_root, path=training.run_dir
+            )
         checkpointer = Checkpointer(
             folder.checkpoints, components, identity=identity, keep=training.keep_checkpoints
         )
         counters = checkpointer.load() if training.resume else Counters()
         cfg.algo.frames_left(counters.frames)  # raises before anything is written
         logger = MetricLogger(folder, until_frames=counters.frames)
-        folder.write_config(cfg.to_dict(), **identity, **resolved)
+        folder.write_config(asdict(cfg), **identity, **resolved)
+        print(f"Run folder   {folder.path}", flush=True)
         return cls(
             folder=folder,
             logger=logger,
@@ -97,3 +105,23 @@ class Run:
         """The text that says how far the run came and what to type next."""
         assert self.folder is not None
         return closing_summary(self.folder, result, total_frames=total_frames)
+
+
+def run_identity(
+    task: str, obs_groups: Mapping[str, int], critic_obs: str, actor: nn.Module
+) -> dict[str, Any]:
+    """JSON values of ``run_config.json`` that a checkpoint must agree with.
+
+    Args:
+        task: name of the task.
+        obs_groups: width of each observation group of the environment.
+        critic_obs: the group that the critic reads.
+        actor: the actor that is optimised.
+    """
+    return {
+        "checkpoint_version": 1,
+        "task": task,
+        "obs_groups": dict(obs_groups),
+        "critic_obs": critic_obs,
+        "actor_semantics": actor_semantics(actor),
+    }

@@ -23,7 +23,7 @@ from unilab.trainers.episode_tracker import EpisodeTracker
 from unilab.trainers.run import Run
 
 if TYPE_CHECKING:
-    from unilab.trainers.config import TrainingCfg
+    from unilab.settings import TrainingCfg
 
 __all__ = ["OffPolicyRunner", "RunResult"]
 
@@ -93,7 +93,7 @@ class OffPolicyRunner(AsyncRunner):
 
     Examples:
         >>> from tensordict import TensorDict
-        >>> from unilab.trainers.config import TrainingCfg
+        >>> from unilab.settings import TrainingCfg
         >>> batch = TensorDict(next={"reward": torch.ones(4, 1), "done": torch.ones(4, 1)})
         >>> batch.batch_size = [4]
         >>> class Learner:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from unilab.checks import Count
 from unilab.settings import OffPolicyCfg, TrainingCfg
+
+if TYPE_CHECKING:
+    from torchrl.data import TensorSpec
+
+    from unilab.modules import FlashSACActorSpec
 
 __all__ = ["FlashSACAlgoCfg", "FlashSACCfg", "FlashSACParamsCfg"]
 
@@ -60,6 +65,21 @@ class FlashSACParamsCfg:
     """Project the built-in actor's weights back to their norms after each step."""
     use_whole_cycle_cuda_graph: bool | None = None
     """Capture whole updates as CUDA graphs; null: on NVIDIA. Not with an actor of your own."""
+
+    def actor_spec(self, action_spec: TensorSpec) -> FlashSACActorSpec:
+        """The actor to build: ``actor_config``, or the built-in actor.
+
+        Args:
+            action_spec: the environment's actions, whose range the built-in actor fills.
+        """
+        from unilab.modules import FlashSACActorSpec, action_range
+
+        if self.actor_config is not None:
+            return FlashSACActorSpec.from_config(self.actor_config)
+        kwargs = {"hidden_dim": self.actor_hidden_dim, "num_blocks": self.actor_num_blocks}
+        return FlashSACActorSpec(
+            builder="unilab.modules:FlashSACActor", kwargs=kwargs | action_range(action_spec)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,183 @@
+"""ADR-0017 C28: a wholly different algorithm beside FlashSAC with an actor of one's own."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModule, TensorDictSequential
+from torchrl.modules import MLP, AdditiveGaussianModule, ValueOperator
+from torchrl.objectives import DDPGLoss, SoftUpdate
+
+import unilab
+from unilab.collectors import make_collector
+from unilab.conf import algorithms, compose, register_algorithm
+from unilab.data import RewardNormalizer, make_replay_buffer
+from unilab.errors import ConfigError
+from unilab.settings import OffPolicyCfg, TrainingCfg
+from unilab.trainers import EnvTrainingState, Evaluator, OffPolicyRunner, Run, run_identity
+
+TINY = [
+    "task=pendulum_swingup",
+    "algo.num_envs=4",
+    "algo.batch_size=16",
+    "algo.learning_starts=32",
+    "algo.n_step=1",
+    "algo.total_frames=160",
+    "algo.replay_capacity=1000",
+    "training.num_threads=1",
+    "training.device=cpu",
+    "training.eval_num_envs=2",
+    "env.episode_length_s=0.4",
+]
+SMALL_NETWORKS = [
+    "algo.algo_params.compile=false",
+    "algo.algo_params.actor_hidden_dim=8",
+    "algo.algo_params.critic_hidden_dim=8",
+]
+PLAIN = ["algo.algo_params.actor_config.builder=reference.actors:PlainActor"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DDPGParamsCfg:
+    lr: float = 1e-3
+
+
+@dataclass(frozen=True, kw_only=True)
+class DDPGAlgoCfg(OffPolicyCfg):
+    name: str = "ddpg"
+    algo_params: DDPGParamsCfg = field(default_factory=DDPGParamsCfg)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DDPGCfg:
+    task: str
+    algo: DDPGAlgoCfg = field(default_factory=DDPGAlgoCfg)
+    training: TrainingCfg = field(default_factory=TrainingCfg)
+    env: dict[str, Any] = field(default_factory=dict)
+
+
+class DDPGLearner:
+    """TorchRL's DDPG, one Adam step a batch."""
+
+    def __init__(self, loss: DDPGLoss, lr: float) -> None:
+        self.loss = loss
+        self.optimizer = torch.optim.Adam(loss.parameters(), lr)
+        self.target = SoftUpdate(loss, tau=0.01)
+        self.update_count = 0
+
+    def update(self, tensordict: TensorDictBase) -> TensorDict:
+        out = self.loss(tensordict)
+        (out["loss_actor"] + out["loss_value"]).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.target.step()
+        self.update_count += 1
+        return TensorDict(
+            {"loss_actor": out["loss_actor"], "loss_qvalue": out["loss_value"]}
+        ).detach()
+
+    def state_dict(self) -> dict:
+        return {
+            "loss": self.loss.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "update_count": self.update_count,
+        }
+
+    def load_state_dict(self, state: dict) -> None:
+        self.loss.load_state_dict(state["loss"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.update_count = state["update_count"]
+
+
+def train_ddpg(cfg: DDPGCfg) -> int:
+    algo, training = cfg.algo, cfg.training
+    torch.manual_seed(training.seed)
+    env, eval_env = (
+        unilab.make(cfg.task, num_envs=n, seed=training.seed, overrides=cfg.env)
+        for n in (algo.num_envs, training.eval_num_envs)
+    )
+    obs, action = env.obs_groups_spec["obs"], env.action_spec.shape[-1]
+    actor = torch.nn.Sequential(MLP(obs, action, num_cells=[8]), torch.nn.Tanh())
+    acting = TensorDictModule(actor, in_keys=["obs"], out_keys=["action"])
+    loss = DDPGLoss(acting, ValueOperator(MLP(obs + action, 1, num_cells=[8]), ["obs", "action"]))
+    loss.make_value_estimator(gamma=algo.gamma)
+    policy = TensorDictSequential(acting, AdditiveGaussianModule(env.action_spec[0]))
+    learner = DDPGLearner(loss, algo.algo_params.lr)
+    buffer = make_replay_buffer(algo.replay_capacity, algo.batch_size)
+    rewards = RewardNormalizer(algo.gamma)
+    run = Run.open(
+        cfg,
+        {"learner": learner, "rewards": rewards, "env": EnvTrainingState(env)},
+        identity=run_identity(cfg.task, env.obs_groups_spec, "obs", actor),
+    )
+    collector = make_collector(
+        env,
+        policy,
+        placement=training.resolve_placement(),
+        frames_per_batch=algo.num_envs,
+        total_frames=algo.frames_left(run.counters.frames),
+    )
+    evaluate = Evaluator(eval_env, policy, trained=env)
+    with OffPolicyRunner(
+        collector, learner, buffer, training=training, run=run, evaluate=evaluate
+    ) as runner:
+        for data in runner:
+            rewards.update(data)
+            buffer.extend(data)
+            if len(buffer) >= algo.learning_starts:
+                runner.record(learner.update(rewards.normalize(buffer.sample())))
+    return runner.exit_code
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    """The table of algorithms with DDPG in it."""
+    monkeypatch.setattr(algorithms, "_registered", dict(algorithms._registered))
+    register_algorithm("ddpg", DDPGCfg, train_ddpg)
+
+
+def train(*overrides: str) -> None:
+    cfg = compose(overrides)
+    assert algorithms.algorithm(cfg.algo.name).train(cfg) == 0
+
+
+def run_config(run: Path) -> dict:
+    return json.loads((run / "run_config.json").read_text())
+
+
+def test_c28_registered_algorithm_trains_evaluates_and_resumes_with_the_same_runner(
+    registered, tmp_path
+):
+    run = tmp_path / "run"
+    train(*TINY, "algo.name=ddpg", f"training.run_dir={run}")
+    train(f"training.resume={run}", "algo.total_frames=240")
+    header, *rows = (run / "progress.csv").read_text().splitlines()
+    assert {"Eval/return", "Loss/actor", "Loss/qvalue"} <= set(header.split(","))
+    assert rows[-1].split(",")[header.split(",").index("frames")] == "240"
+    assert run_config(run)["actor_semantics"]["builder"] is None
+
+
+def test_c28_neither_route_disturbs_the_other(registered, tmp_path):
+    builders = []
+    for name, overrides in (
+        ("built-in", SMALL_NETWORKS),
+        ("custom", [*SMALL_NETWORKS, *PLAIN]),
+        ("ddpg", ["algo.name=ddpg"]),
+    ):
+        run = tmp_path / name
+        train(*TINY, *overrides, f"training.run_dir={run}")
+        builders.append(run_config(run)["actor_semantics"]["builder"])
+    assert builders == ["unilab.modules:FlashSACActor", "reference.actors:PlainActor", None]
+
+
+def test_settings_of_an_algorithm_are_its_own(registered):
+    assert compose([*TINY, "algo.name=ddpg"]).algo.algo_params == DDPGParamsCfg()
+    with pytest.raises(ConfigError, match=r"algo\.algo_params\.tau"):
+        compose([*TINY, "algo.name=ddpg", "algo.algo_params.tau=0.1"])
+    assert compose(["task=pendulum_swingup"]).algo.algo_params.tau == 0.02

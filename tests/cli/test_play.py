@@ -180,7 +180,7 @@ def test_a_rollout_without_end_stops_when_it_is_told(pendulum):
 
 def test_a_file_of_another_task_is_refused(pendulum, go2, tmp_path):
     cli.main(["export", str(pendulum), "--out", str(tmp_path / "p.onnx")])
-    with pytest.raises(ConfigError, match="pendulum_swingup.*go2_velocity"):
+    with pytest.raises(ConfigError, match=r"pendulum_swingup.*go2_velocity"):
         play(go2, policy=tmp_path / "p.onnx")
 
 
@@ -220,7 +220,7 @@ def test_a_task_that_is_not_registered_is_refused(pendulum, tmp_path):
     for file in (run / "run_config.json", *run.glob("checkpoints/*/manifest.json")):
         # As of a package that is not imported here.
         file.write_text(file.read_text().replace('"pendulum_swingup"', '"pendulum_swingap"'))
-    with pytest.raises(ConfigError, match="pendulum_swingap.*did you mean"):
+    with pytest.raises(ConfigError, match=r"pendulum_swingap.*did you mean"):
         play(run)
 
 
@@ -243,7 +243,7 @@ def test_a_video_shows_every_other_control_step(task, runs, tmp_path, monkeypatc
 
 @needs_opengl
 def test_a_video_that_cannot_be_written_is_an_error_before_the_rollout(pendulum, tmp_path):
-    with pytest.raises(ConfigError, match="missing/out.mp4"):
+    with pytest.raises(ConfigError, match=r"missing/out\.mp4"):
         play(pendulum, video=tmp_path / "missing" / "out.mp4")
     with pytest.raises(ConfigError, match="mp4"):
         play(pendulum, video=tmp_path / "out.gif")

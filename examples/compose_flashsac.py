@@ -1,4 +1,4 @@
-"""FlashSAC composed by hand on an environment of TorchRL's own: no Hydra, no runner.
+"""FlashSAC composed by hand on an environment of TorchRL: no Hydra, no runner.
 
     python examples/compose_flashsac.py
 
@@ -24,7 +24,7 @@ EPISODE = 200  # control steps
 
 
 def make_env(num_envs: int) -> EnvBase:
-    """TorchRL's pendulum, ``num_envs`` at once, that shows sine, cosine and rate of its angle."""
+    """``num_envs`` pendulums of TorchRL, observed by sine, cosine and rate of their angle."""
     env = TransformedEnv(PendulumEnv(), T.BatchSizeTransform(batch_size=[num_envs]))
     env.append_transform(T.StepCounter(EPISODE))
     env.append_transform(T.InitTracker())  # where exploration noise restarts

@@ -1,9 +1,9 @@
-"""An actor of one's own in FlashSAC: two encoders, a loss of its own, an action range of its own.
+"""A custom actor in FlashSAC: two encoders, an auxiliary loss, its own action range.
 
     python examples/custom_actor.py
 
-Trains for half a minute, saves, resumes for as long again, exports the saved actor and plays the
-exported file. The same from the command line:
+Trains for half a minute, resumes for another half, exports the actor and plays the exported file.
+The same from the command line:
 
     PYTHONPATH=examples unilab train task=pendulum_swingup \
         algo.algo_params.actor_config.builder=custom_actor:TwoEncoderActor \
@@ -31,7 +31,7 @@ from unilab.trainers import Evaluator, load_play_actor
 
 
 class TwoEncoderActor(nn.Module):
-    """Encodes two parts of the observation apart; their latents must tell the observation.
+    """Encodes two parts of the observation separately; a decoder reconstructs the observation.
 
     Args:
         obs_dim: observation width.
@@ -39,7 +39,7 @@ class TwoEncoderActor(nn.Module):
         device: where the parameters live.
         split: columns that the first encoder reads; the second reads the rest.
         latent_dim: width of each encoder's output.
-        reconstruction: weight of the loss by which the latents tell the observation.
+        reconstruction: weight of the reconstruction loss.
         action_low: lower end of the actions, a number or one per joint.
         action_high: upper end.
     """
@@ -74,7 +74,7 @@ class TwoEncoderActor(nn.Module):
         self.to(device)
 
     def forward(self, obs: Tensor, training: bool) -> tuple[Tensor, dict]:
-        """Actions, and their log_prob; in training the reconstruction loss as well."""
+        """Actions, their log_prob and, in training, the reconstruction loss."""
         latent = self._latent(obs)
         mean, log_std = self._heads(latent)
         eps = torch.randn_like(mean)
@@ -104,7 +104,7 @@ class TwoEncoderActor(nn.Module):
         return _Deterministic(self)
 
     def normalize_parameters(self) -> None:
-        """Nothing to do: these layers have no norms to keep."""
+        """Nothing to do: these layers have no norms."""
 
     def inference_startup_memory_categories(self) -> dict[str, int]:
         """Bytes held at inference."""
@@ -145,7 +145,7 @@ SETTINGS = [
 
 
 def main(overrides: Sequence[str]) -> dict[str, float]:
-    """Trains, resumes, exports what was saved and plays that; returns the evaluation's metrics."""
+    """Trains, resumes, exports and plays; returns the metrics of the evaluation."""
     cfg = compose([*SETTINGS, "training.run_dir=runs/custom_actor", *overrides])
     run = cfg.training.run_dir
     train(cfg)

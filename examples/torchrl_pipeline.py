@@ -1,9 +1,9 @@
-"""TorchRL's own SAC on a task and the collector of unilab.
+"""TorchRL's SAC on a task and the collector of unilab.
 
     python examples/torchrl_pipeline.py
 
-Physics runs in a process of its own while the losses are computed here; everything else, from the
-networks to the replay buffer, is TorchRL's.
+Physics runs in a separate process while the losses are computed here. Networks, loss and replay
+buffer are TorchRL's.
 """
 
 from __future__ import annotations

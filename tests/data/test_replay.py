@@ -1,4 +1,4 @@
-"""Replay buffers: what is kept, what it takes, and how steps are joined."""
+"""Replay buffers: stored entries, memory, and n-step transitions."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def stored(buffer: ReplayBuffer) -> TensorDict:
     return data[data["obs"].squeeze(-1).argsort()]
 
 
-def test_a_sample_has_the_entries_that_learning_reads_and_its_index():
+def test_a_sample_has_the_learning_keys_and_its_index():
     buffer = make_replay_buffer(100, batch_size=4)
     buffer.extend(ticks(2, 3).reshape(-1))
     sample = buffer.sample()
@@ -71,19 +71,14 @@ def test_a_sample_has_the_entries_that_learning_reads_and_its_index():
     assert torch.equal(sample["next", "obs"], sample["obs"] + 1)
 
 
-def test_absent_optional_entries_stay_absent():
-    buffer = make_replay_buffer(100, batch_size=4)
+def test_optional_entries_are_stored_where_the_data_has_them():
+    buffer = make_replay_buffer(100, batch_size=4, keys=[*LEARNING_KEYS, "is_init"])
     buffer.extend(ticks(2, 3).exclude("critic", ("next", "critic")).reshape(-1))
     assert "critic" not in buffer.sample()
-
-
-def test_other_entries_are_kept_when_asked_for():
-    buffer = make_replay_buffer(100, batch_size=4, keys=[*LEARNING_KEYS, "is_init"])
-    buffer.extend(ticks(2, 3).reshape(-1))
     assert "is_init" in buffer.sample()
 
 
-def test_data_in_time_order_is_flattened_to_single_rows():
+def test_data_with_time_is_flattened_to_rows():
     flat, shaped = (make_replay_buffer(100, batch_size=4) for _ in range(2))
     flat.extend(ticks(2, 3).reshape(-1))
     shaped.extend(ticks(2, 3))
@@ -98,7 +93,7 @@ def test_the_oldest_rows_are_overwritten():
     assert stored(buffer)["obs"].squeeze(-1).tolist() == [2.0, 100.0, 101.0, 102.0]
 
 
-def test_what_was_stored_does_not_follow_the_callers_memory():
+def test_stored_rows_are_copies():
     data = ticks(2, 1)
     for buffer in (
         make_replay_buffer(100, batch_size=4),
@@ -113,27 +108,16 @@ def test_what_was_stored_does_not_follow_the_callers_memory():
         assert obs.tolist() == sorted({*range(len(obs) // 2), *range(100, 100 + len(obs) // 2)})
 
 
-def test_sampling_is_the_same_for_the_same_seed_and_apart_from_the_global_one():
+@pytest.mark.parametrize(("seed", "same"), [(7, True), (None, False)])
+def test_sampling_uses_its_seed_or_the_global_generator(seed, same):
     draws = []
-    for global_seed in (1, 2):
+    for global_seed in (1, 2, 2):
         torch.manual_seed(global_seed)
-        buffer = make_replay_buffer(100, batch_size=8, seed=7)
+        buffer = make_replay_buffer(100, batch_size=8, seed=seed)
         buffer.extend(ticks(4, 25).reshape(-1))
         draws.append(buffer.sample()["obs"])
-    assert torch.equal(*draws)
-    other = make_replay_buffer(100, batch_size=8, seed=8)
-    other.extend(ticks(4, 25).reshape(-1))
-    assert not torch.equal(other.sample()["obs"], draws[0])
-
-
-def test_sampling_follows_the_global_generator_without_a_seed():
-    buffer = make_replay_buffer(100, batch_size=8)
-    buffer.extend(ticks(4, 25).reshape(-1))
-    draws = []
-    for _ in range(2):
-        torch.manual_seed(3)
-        draws.append(buffer.sample()["obs"])
-    assert torch.equal(*draws)
+    assert torch.equal(draws[0], draws[1]) == same
+    assert torch.equal(draws[1], draws[2])
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 9])
@@ -161,33 +145,18 @@ def test_n_step_rows_look_ahead_and_end_with_their_episode(chunk):
             assert row["next", "done"].item() == (last == end)
 
 
-def test_n_step_samples_give_the_loss_the_discount_of_their_length():
-    buffer = make_replay_buffer(100, batch_size=64, n_step=3, gamma=GAMMA)
-    buffer.extend(ticks(2, 9, terminated=[(0, 3)]))
-    sample = buffer.sample()
-    assert sample["steps_to_next_obs"].shape == (64, 1)
-    assert set(sample["steps_to_next_obs"].flatten().tolist()) <= {1, 2, 3}
-
-
 def test_storage_takes_little_more_than_its_tensors():
     """A million Go2-sized transitions, by the bytes of the storage's own tensors."""
-    capacity, obs, critic, action = 1_000_000, 45, 49, 12
+    capacity, widths = 1_000_000, {"obs": 45, "critic": 49, "action": 12}
+    flag = torch.zeros(8, 1, dtype=torch.bool)
+    flags = {"done": flag, "terminated": flag, "truncated": flag}
+    both = {"obs": torch.zeros(8, 45), "critic": torch.zeros(8, 49)}
     rows = TensorDict(
         {
-            "obs": torch.zeros(8, obs),
-            "critic": torch.zeros(8, critic),
-            "action": torch.zeros(8, action),
-            "is_init": torch.zeros(8, 1, dtype=torch.bool),
-            "step_count": torch.zeros(8, 1, dtype=torch.long),
-            "next": {
-                "obs": torch.zeros(8, obs),
-                "critic": torch.zeros(8, critic),
-                "reward": torch.zeros(8, 1),
-                "done": torch.zeros(8, 1, dtype=torch.bool),
-                "terminated": torch.zeros(8, 1, dtype=torch.bool),
-                "truncated": torch.zeros(8, 1, dtype=torch.bool),
-                "episode_reward": torch.zeros(8, 1),
-            },
+            **both,
+            "action": torch.zeros(8, 12),
+            "step_count": torch.zeros(8, 1, dtype=torch.long),  # not read by learning
+            "next": {**both, **flags, "reward": torch.zeros(8, 1)},
         },
         [8],
     )
@@ -197,8 +166,8 @@ def test_storage_takes_little_more_than_its_tensors():
         leaf.untyped_storage().nbytes()
         for leaf in buffer.storage._storage.values(include_nested=True, leaves_only=True)
     )
-    needed = capacity * (4 * (2 * obs + 2 * critic + action + 1) + 3)
-    assert needed <= held <= 1.15 * needed
+    per_row = 4 * (2 * widths["obs"] + 2 * widths["critic"] + widths["action"] + 1) + 3
+    assert capacity * per_row <= held <= 1.15 * capacity * per_row
 
 
 @pytest.mark.parametrize(
@@ -217,28 +186,26 @@ def test_a_setting_out_of_range_is_refused(kwargs, message):
 
 
 @pytest.mark.parametrize("key", ["obs", "action", ("next", "obs"), ("next", "reward")])
-def test_data_without_what_learning_needs_is_refused(key):
+def test_data_without_an_entry_that_learning_reads_is_refused(key):
     with pytest.raises(ConfigError, match="keys="):
         make_replay_buffer(10, batch_size=2).extend(ticks(2, 3).exclude(key))
 
 
-def test_an_entry_that_comes_or_goes_later_is_refused():
-    """The storage would hand out what lay in its memory."""
-    whole, without = ticks(2, 3), ticks(2, 3).exclude("critic", ("next", "critic"))
-    for first, then, message in (
-        (whole, without, "critic"),
-        (without, whole, "critic"),
-    ):
-        buffer = make_replay_buffer(20, batch_size=2)
-        buffer.extend(first)
-        with pytest.raises(ConfigError, match=message):
-            buffer.extend(then)
-        buffer.extend(first)
-        assert len(buffer) == 12
+@pytest.mark.parametrize("appears", [True, False])
+def test_an_entry_that_appears_or_vanishes_is_refused(appears):
+    first, then = ticks(2, 3), ticks(2, 3).exclude("critic", ("next", "critic"))
+    if appears:
+        first, then = then, first
+    buffer = make_replay_buffer(20, batch_size=2)
+    buffer.extend(first)
+    with pytest.raises(ConfigError, match="critic"):
+        buffer.extend(then)
+    buffer.extend(first)
+    assert len(buffer) == 12
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.float32])
-def test_steps_are_joined_by_flags_of_any_type(dtype):
+def test_n_step_reads_flags_of_any_type(dtype):
     data = ticks(2, 6, terminated=[(0, 2)], truncated=[(1, 3)])
     numbers = data.clone()
     for key in ("done", "terminated", "truncated"):
@@ -251,26 +218,22 @@ def test_steps_are_joined_by_flags_of_any_type(dtype):
         assert torch.equal(buffers[1][:][key], buffers[0][:][key])
 
 
-def test_data_without_ends_of_episodes_is_refused_where_steps_are_joined():
-    buffer = make_replay_buffer(10, batch_size=2, n_step=2, gamma=GAMMA)
-    with pytest.raises(ConfigError, match="done"):
-        buffer.extend(ticks(2, 3).exclude(("next", "done")))
-
-
-def test_flat_data_is_refused_where_steps_are_joined():
-    buffer = make_replay_buffer(100, batch_size=4, n_step=3, gamma=GAMMA)
-    with pytest.raises(ConfigError, match=r"\[N, T\].*\[6\]"):
-        buffer.extend(ticks(2, 3).reshape(-1))
-
-
-def test_another_number_of_environments_is_refused_where_steps_are_joined():
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (ticks(2, 3).exclude(("next", "done")), "done"),
+        (ticks(2, 3).reshape(-1), r"\[N, T\].*\[6\]"),
+        (ticks(3, 3), "2 environments.*3"),
+    ],
+)
+def test_n_step_refuses_data_that_it_cannot_join(data, message):
     buffer = make_replay_buffer(100, batch_size=4, n_step=3, gamma=GAMMA)
     buffer.extend(ticks(2, 3))
-    with pytest.raises(ConfigError, match=r"2 environments.*3"):
-        buffer.extend(ticks(3, 3))
+    with pytest.raises(ConfigError, match=message):
+        buffer.extend(data)
 
 
-def test_a_capacity_that_cannot_be_allocated_says_what_it_takes():
+def test_a_capacity_that_cannot_be_allocated_is_named():
     buffer = make_replay_buffer(10**14, 8)
     with pytest.raises(ConfigError, match=r"capacity=100,000,000,000,000 .* GiB"):
         buffer.extend(ticks(4, 1))
@@ -279,7 +242,7 @@ def test_a_capacity_that_cannot_be_allocated_says_what_it_takes():
 @pytest.mark.parametrize(
     "index", [torch.tensor([5, 0, 5, 39]), torch.tensor([-1, 3]), slice(2, 9, 3), 7, [1, 2]]
 )
-def test_rows_are_those_of_the_storage_however_they_are_picked(index):
+def test_rows_are_the_same_for_every_kind_of_index(index):
     buffer = make_replay_buffer(1000, 8)
     data = ticks(4, 10, terminated=[(1, 3)]).reshape(-1)
     buffer.extend(data)
@@ -291,7 +254,7 @@ def test_rows_are_those_of_the_storage_however_they_are_picked(index):
         assert (buffer.storage.get(slice(None)).exclude("index") == kept).all()
 
 
-def test_rows_that_were_not_written_yet_are_not_picked():
+def test_a_row_that_was_not_written_is_an_index_error():
     buffer = make_replay_buffer(1000, 8)
     buffer.extend(ticks(4, 10).reshape(-1))
     with pytest.raises(IndexError):

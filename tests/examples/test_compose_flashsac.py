@@ -28,7 +28,7 @@ def test_its_environment_is_a_batched_torchrl_environment():
     assert torch.allclose(observation[:, :2].square().sum(1), torch.ones(3))
 
 
-def test_c4_it_trains_and_evaluates():
+def test_c04_it_trains_and_evaluates():
     metrics = load().train(
         total_frames=240, num_envs=4, batch_size=16, warmup_frames=40, hidden_dim=8
     )

@@ -120,7 +120,7 @@ def test_noise_is_redrawn_for_the_environments_that_were_reset():
     assert torch.equal(same, ~dones.squeeze(-1))
 
 
-def test_noise_starts_afresh_for_another_number_of_environments():
+def test_noise_restarts_for_another_number_of_environments():
     actor = tiny_actor()
     actor.explore(torch.zeros(4, OBS))
     assert actor.explore(torch.zeros(7, OBS)).shape == (7, ACTION)
@@ -152,18 +152,7 @@ def test_export_module_shares_weights_and_gives_the_deterministic_action():
     torch.testing.assert_close(export(obs), actor.explore(obs, deterministic=True))
 
 
-def test_memory_categories_count_every_byte_once():
-    actor = tiny_actor()
-    actor.explore(torch.zeros(16, OBS))
-    assert actor.inference_startup_memory_categories() == {
-        "parameters": sum(p.nbytes for p in actor.parameters()),
-        "buffers": sum(b.nbytes for b in actor.buffers()),
-        "exploration_state": 16 * ACTION * 4 + 16 * 8,
-    }
-
-
-def test_exploration_state_stays_out_of_what_a_collector_copies():
-    """Two actors that explore different numbers of environments can exchange their tensors."""
+def test_a_collector_does_not_copy_the_exploration_state():
     learner, worker = tiny_actor(), tiny_actor()
     worker.explore(torch.zeros(16, OBS))
     TensorDict.from_module(worker).data.update_(TensorDict.from_module(learner).data)

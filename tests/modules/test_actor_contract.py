@@ -40,7 +40,7 @@ def build(builder: str = PLAIN, **kwargs: object) -> nn.Module:
 
 @pytest.mark.parametrize("wrap", [dict, OmegaConf.create])
 @pytest.mark.parametrize("path", [PLAIN, "reference.actors.PlainActor"])
-def test_c1_from_config_reads_a_dict_or_a_config_node(wrap, path):
+def test_c01_from_config_reads_a_dict_or_a_config_node(wrap, path):
     config = wrap({"builder": path, "kwargs": {"low": -2, "high": [1.0, {"a": None}]}})
     read = FlashSACActorSpec.from_config(config)
     assert read.to_dict() == {"builder": PLAIN, "kwargs": {"low": -2, "high": [1.0, {"a": None}]}}
@@ -64,7 +64,7 @@ def test_c1_from_config_reads_a_dict_or_a_config_node(wrap, path):
         (OmegaConf.create({"builder": "???"}), "builder"),
     ],
 )
-def test_c1_c2_from_config_refuses_other_keys_and_other_paths(config, name):
+def test_c01_c02_from_config_refuses_other_keys_and_other_paths(config, name):
     with pytest.raises(ActorContractError, match=name):
         FlashSACActorSpec.from_config(config)
 
@@ -73,13 +73,13 @@ def test_c1_c2_from_config_refuses_other_keys_and_other_paths(config, name):
     ("builder", "name", "cause"),
     [
         ("no_such_package:Actor", "no_such_package", ModuleNotFoundError),
-        ("reference.actors:PlainActr", "'PlainActr'.*'PlainActor'", AttributeError),
+        ("reference.actors:PlainActr", "'PlainActr'", AttributeError),
         ("reference.actors:raising", "RuntimeError: no weights here", RuntimeError),
-        ("reference.actors:not_callable", "callable", None),
+        ("reference.actors:not_callable", "callable", TypeError),
         ("reference.actors:no_module", "dict", None),
     ],
 )
-def test_c2_a_builder_that_cannot_build_is_refused_with_its_cause(builder, name, cause):
+def test_c02_a_builder_that_cannot_build_is_refused_with_its_cause(builder, name, cause):
     with pytest.raises(ActorContractError, match=name) as caught:
         build(builder)
     assert cause is None or isinstance(caught.value.__cause__, cause)
@@ -96,12 +96,12 @@ def test_c2_a_builder_that_cannot_build_is_refused_with_its_cause(builder, name,
         ({"a": b"x"}, r"kwargs\.a"),
     ],
 )
-def test_c3_kwargs_that_json_cannot_hold_are_refused_by_key(kwargs, name):
+def test_c03_kwargs_that_json_cannot_hold_are_refused_by_key(kwargs, name):
     with pytest.raises(ActorContractError, match=name):
         spec(**kwargs)
 
 
-def test_c3_the_record_keeps_the_kwargs_of_the_call_whatever_changes_later():
+def test_c03_the_record_keeps_the_kwargs_of_the_call_whatever_changes_later():
     given = spec("reference.actors:popping", low=[-2.0, -3.0])
     actor = build_actor(given, obs_dim=OBS, action_dim=ACTION)
     given.kwargs["low"].clear()
@@ -122,7 +122,7 @@ def _rebuild(config: dict, queue: multiprocessing.Queue) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("builder", [PLAIN, "unilab.modules:FlashSACActor"])
-def test_c4_a_spawned_process_rebuilds_the_same_actor(builder):
+def test_c04_a_spawned_process_rebuilds_the_same_actor(builder):
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
     child = context.Process(target=_rebuild, args=(spec(builder).to_dict(), queue))
@@ -138,13 +138,13 @@ def test_c4_a_spawned_process_rebuilds_the_same_actor(builder):
 
 
 @pytest.mark.slow
-def test_c5_unilab_imports_no_builder_by_itself():
+def test_c05_unilab_imports_no_builder_by_itself():
     code = "import sys, unilab.trainers, unilab.modules; print('reference' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 
 
-def test_c6_the_built_in_actor_and_a_plain_one_pass():
+def test_c06_the_built_in_actor_and_a_plain_one_pass():
     validate_actor(FlashSACActor(OBS, ACTION, 8, 1), obs_dim=OBS, action_dim=ACTION)
     assert build(low=-2.0, high=0.5).scale.tolist() == [1.25, 1.25]
     assert isinstance(build("unilab.modules.FlashSACActor", hidden_dim=4), FlashSACActor)
@@ -318,13 +318,13 @@ BREACHES = {
 
 
 @pytest.mark.parametrize("breach", BREACHES)
-def test_c6_c7_a_breach_is_refused_by_its_clause(breach):
+def test_c06_c07_a_breach_is_refused_by_its_clause(breach):
     make, message = BREACHES[breach]
     with pytest.raises(ActorContractError, match=rf"(?s){message}"):
         validate_actor(make(), obs_dim=OBS, action_dim=ACTION)
 
 
-def test_c6_build_actor_validates():
+def test_c06_build_actor_validates():
     with pytest.raises(ActorContractError, match="'shy' is inf"):
         build(weight=1e39)  # beyond float32
 
@@ -396,7 +396,7 @@ class Messy(PlainActor):
 
 
 @pytest.mark.parametrize("breaks", [False, True])
-def test_c8_validation_leaves_no_trace(breaks):
+def test_c08_validation_leaves_no_trace(breaks):
     torch.manual_seed(0)
     actor = Messy()
     actor.explore(torch.zeros(5, OBS))
@@ -417,14 +417,14 @@ def test_c8_validation_leaves_no_trace(breaks):
     assert not same(before, actor)
 
 
-def test_c8_an_actor_that_cannot_be_copied_is_refused():
+def test_c08_an_actor_that_cannot_be_copied_is_refused():
     actor = PlainActor(OBS, ACTION)
     actor.lock = threading.Lock()
     with pytest.raises(ActorContractError, match=r"PlainActor must be copyable.*lock"):
         validate_actor(actor, obs_dim=OBS, action_dim=ACTION)
 
 
-def test_c8_the_built_in_actor_explores_as_if_never_validated():
+def test_c08_the_built_in_actor_explores_as_if_never_validated():
     actions = []
     for validated in (False, True):
         torch.manual_seed(0)
@@ -436,7 +436,7 @@ def test_c8_the_built_in_actor_explores_as_if_never_validated():
     assert torch.equal(*actions)
 
 
-def test_c6_validation_runs_in_the_default_precision():
+def test_c06_validation_runs_in_the_default_precision():
     torch.set_default_dtype(torch.float64)
     try:
         validate_actor(PlainActor(OBS, ACTION), obs_dim=OBS, action_dim=ACTION)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import pkgutil
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from torch.nn.parameter import is_lazy
 from torchrl.checkpoint import GlobalRNGState
 
 from unilab.errors import ActorContractError
-from unilab.modules.actor_spec import BUILT_IN, FlashSACActorSpec, import_builder, record_build
+from unilab.modules.actor_spec import BUILT_IN, FlashSACActorSpec, record_build
 
 __all__ = ["aux_losses_problem", "build_actor", "tensor_problem", "trial_copy", "validate_actor"]
 
@@ -52,14 +53,15 @@ def build_actor(
         ActorContractError: the builder cannot be imported or raises, or its actor breaks the
             contract.
     """
-    builder = import_builder(spec)
     kwargs = spec.to_dict()["kwargs"]  # a copy, which the builder may change
     try:
+        builder = pkgutil.resolve_name(spec.builder)
         actor = builder(obs_dim=obs_dim, action_dim=action_dim, device=device, **kwargs)
     except Exception as error:  # third-party code may raise anything
         raise ActorContractError(
-            f"actor builder {spec.builder!r} raised {type(error).__name__}: {error}; called with "
-            f"obs_dim={obs_dim}, action_dim={action_dim}, device={device} and kwargs={spec.kwargs}"
+            f"actor builder {spec.builder!r} raised {type(error).__name__}: {error}; it must be "
+            f"importable in every training process and take obs_dim={obs_dim}, action_dim="
+            f"{action_dim}, device={device} and kwargs={spec.kwargs}"
         ) from error
     if not isinstance(actor, nn.Module):
         raise ActorContractError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,6 @@ __all__ = [
     "FlashSACActorSpec",
     "action_range",
     "actor_semantics",
-    "import_builder",
     "record_build",
 ]
 
@@ -96,29 +94,6 @@ def action_range(action_spec: TensorSpec) -> dict[str, list[float]]:
             f"{action_spec}: bound the actions, or pass action_low and action_high yourself"
         )
     return {"action_low": low[0].tolist(), "action_high": high[0].tolist()}
-
-
-def import_builder(spec: FlashSACActorSpec) -> Any:
-    """The callable that a spec names."""
-    module_name, _, name = spec.builder.partition(":")
-    try:
-        value: Any = importlib.import_module(module_name)
-    except Exception as error:  # the module's own code may raise anything
-        raise ActorContractError(
-            f"actor builder {spec.builder!r} must be importable in every training process, but "
-            f"importing {module_name} raised {type(error).__name__}: {error}"
-        ) from error
-    for part in name.split("."):
-        try:
-            value = getattr(value, part)
-        except AttributeError as error:
-            raise ActorContractError(
-                f"actor builder {spec.builder!r}: {module_name} has no {name!r}"
-                f"{did_you_mean(part, dir(value))}"
-            ) from error
-    if not callable(value):
-        raise ActorContractError(f"actor builder {spec.builder!r} must be callable, got {value!r}")
-    return value
 
 
 def record_build(

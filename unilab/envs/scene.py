@@ -78,7 +78,7 @@ class Transaction:
         sizes = write.target.shape[1 : 1 + len(index)]
         places = max(map(len, index))
         fits = len(sizes) == len(index) and all(
-            len(at) in (1, places) and all(-size <= i < size for i in at)
+            len(at) in (1, places) and (not at or (-size <= min(at) and max(at) < size))
             for at, size in zip(index, sizes, strict=True)
         )
         shape = (self.rows.shape[0], places, *write.target.shape[1 + len(index) :])

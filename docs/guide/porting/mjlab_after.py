@@ -20,7 +20,6 @@ from unilab.envs import (
     SceneEntityCfg,
     TerminationTermCfg,
     mdp,
-    reads,
 )
 from unilab.envs import UniformNoiseCfg as Unoise
 from unilab.envs.mdp import JointPositionActionCfg, UniformVelocityCommandCfg
@@ -31,7 +30,6 @@ ROBOT = SceneEntityCfg("robot")
 CONTACTS = tuple(f"{foot}_contact" for foot in FEET)
 
 
-@reads("projected_gravity_b")
 def upright(
     env: ManagerBasedRlEnv,
     std: float,

@@ -13,7 +13,7 @@ from torch import Tensor
 from unilab.checks import check_fields
 from unilab.envs.managers.countdown import Countdown, check_waiting
 from unilab.envs.managers.term import Term, bind_term
-from unilab.errors import ConfigError, NonFiniteError, did_you_mean
+from unilab.errors import ConfigError, NonFiniteError
 
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
@@ -39,11 +39,6 @@ class EventTermCfg:
 
     def __post_init__(self) -> None:
         check_fields(self, "event")
-        if self.mode not in MODES:
-            raise ConfigError(
-                f"event mode must be one of {MODES}, got {self.mode!r}"
-                f"{did_you_mean(self.mode, MODES)}"
-            )
         if (self.mode == "interval") != (self.interval_range_s is not None):
             raise ConfigError(
                 "interval_range_s must be given exactly for mode 'interval', got "

@@ -3,6 +3,7 @@
 # make test                      the test suite, without what is slow
 # make test-all                  the whole suite: slow tests and the programs of docs/ too
 # make check                     lint, types and import layers
+# make docs-tables               rewrite the settings tables of docs/guide/algorithm.md
 # Each target sets up what it needs: a virtual environment in .venv with the pinned packages.
 
 PYTHON ?= python3
@@ -12,7 +13,7 @@ ARGS ?=
 # The suite is split over processes; each may then use one core.
 WORKERS ?= auto
 
-.PHONY: train test test-all check format clean
+.PHONY: train test test-all check format docs-tables clean
 .DELETE_ON_ERROR:
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -40,6 +41,9 @@ check: $(VENV)/.installed
 format: $(VENV)/.installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs-tables: $(VENV)/.installed
+	$(BIN)/python docs/settings_tables.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

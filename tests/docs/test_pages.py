@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import json
 import re
@@ -57,6 +58,14 @@ def _resolve(name: str) -> object:
             value = getattr(value, part)
         return value
     raise AssertionError(name)
+
+
+def test_settings_tables_are_generated() -> None:
+    spec = importlib.util.spec_from_file_location("settings_tables", DOCS / "settings_tables.py")
+    tables = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tables)
+    page = tables.PAGE.read_text()
+    assert tables.with_tables(page) == page, "run `make docs-tables`"
 
 
 def test_table_of_tasks_has_each_with_its_widths_and_length() -> None:

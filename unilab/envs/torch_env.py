@@ -6,6 +6,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import torch
@@ -40,6 +41,27 @@ class _OneThread(AbstractContextManager[None]):
 
     def __exit__(self, *exc: object) -> None:
         torch.set_num_threads(self._outside)
+
+
+@dataclass
+class _State:
+    """What an environment keeps between calls, besides its tensors.
+
+    A separate object, because writing to an attribute of an ``EnvBase``, an ``nn.Module``, is slow.
+    """
+
+    control_steps: int = 0
+    observation: dict[str, Tensor] = field(default_factory=dict)
+    """The last one, for the rows that a reset leaves alone. Callers get copies."""
+    ended: tuple[Tensor, Tensor] | None = None
+    """terminated and truncated, ``[num_envs]``, of episodes that ended and were not reset."""
+    fault: BaseException | None = None
+    fault_at: str = ""
+    released: bool = False
+    seconds: dict[str, float] = field(
+        default_factory=lambda: {"physics": 0.0, "managers": 0.0, "reset": 0.0}
+    )
+    timed_steps: int = 0
 
 
 class TorchEnv(EnvBase):
@@ -82,26 +104,17 @@ class TorchEnv(EnvBase):
         self.generator.seed() if seed is None else self.generator.manual_seed(seed)
         self.episode_length = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
         self._all_rows = torch.arange(num_envs, device=self.device)
-        self._control_steps = 0
-        # The last observation, for the rows that a reset leaves alone. Callers get copies.
-        self._last_obs: dict[str, Tensor] = {}
-        # terminated and truncated, [num_envs] each, of episodes that ended and were not reset.
-        self._ended: tuple[Tensor, Tensor] | None = None
-        self._fault: BaseException | None = None
-        self._fault_at = ""
-        self._released = False
-        self._seconds = {"physics": 0.0, "managers": 0.0, "reset": 0.0}
-        self._timed_steps = 0
+        self._state = _State()
 
     @property
     def common_step_counter(self) -> int:
         """Control steps so far, over all episodes; curricula read it."""
-        return self._control_steps
+        return self._state.control_steps
 
     @property
     def obs_buf(self) -> dict[str, Tensor]:
         """The last observation of every environment by group; zeros before the first reset."""
-        return self._last_obs or {
+        return self._state.observation or {
             group: torch.zeros(self.num_envs, width, device=self.device)
             for group, width in self.obs_groups_spec.items()
         }
@@ -129,10 +142,10 @@ class TorchEnv(EnvBase):
             ``Perf/physics_ms`` (controls, physics and its packed read), ``Perf/managers_ms`` and
             ``Perf/reset_ms``: milliseconds a control step.
         """
-        steps, seconds = self._timed_steps, self._seconds
+        steps, seconds = self._state.timed_steps, self._state.seconds
         if not steps:
             return {}
-        self._timed_steps, self._seconds = 0, dict.fromkeys(seconds, 0.0)
+        self._state.timed_steps, self._state.seconds = 0, dict.fromkeys(seconds, 0.0)
         return {f"Perf/{name}_ms": 1e3 * spent / steps for name, spent in seconds.items()}
 
     # Hooks of a subclass -----------------------------------------------------------------------
@@ -221,11 +234,11 @@ class TorchEnv(EnvBase):
                 began = time.perf_counter()
                 self._physics(action)
                 moved = time.perf_counter()
-                self._control_steps += 1
+                self._state.control_steps += 1
                 self.episode_length.add_(1)
                 reward, terminated, truncated = self._evaluate()
                 observation = self._observe()
-                self._ended, self._last_obs = (terminated, truncated), observation
+                self._state.ended, self._state.observation = (terminated, truncated), observation
                 self._after_step()
                 # Copies: the caller may write into the returned tensors.
                 observation = {k: v.clone() for k, v in observation.items()}
@@ -233,9 +246,9 @@ class TorchEnv(EnvBase):
                 reward = reward.unsqueeze(-1).clone()
             except BaseException as error:
                 self._set_fault(error, "step")
-        self._seconds["physics"] += moved - began
-        self._seconds["managers"] += time.perf_counter() - moved
-        self._timed_steps += 1
+        self._state.seconds["physics"] += moved - began
+        self._state.seconds["managers"] += time.perf_counter() - moved
+        self._state.timed_steps += 1
         if self.on_span is not None:
             self.on_span("physics", int(began * 1e9), int(moved * 1e9))
             self.on_span("managers", int(moved * 1e9), time.perf_counter_ns())
@@ -292,9 +305,9 @@ class TorchEnv(EnvBase):
                 )
             rows = mask.reshape(n).nonzero().flatten()
         begun = self._begin_episodes(rows)
-        if self._ended is not None:
-            terminated, truncated = (flag.index_fill(0, rows, False) for flag in self._ended)
-            self._ended = terminated, truncated
+        if self._state.ended is not None:
+            terminated, truncated = (flag.index_fill(0, rows, False) for flag in self._state.ended)
+            self._state.ended = terminated, truncated
         return TensorDict._new_unsafe(
             begun | self._flags(), batch_size=self.batch_size, device=self.device
         )
@@ -322,8 +335,8 @@ class TorchEnv(EnvBase):
                 self._on_refused_reset(error, rows)
                 self.generator.set_state(before)
                 error.add_note(
-                    f"The reset, after {self._control_steps} control steps, wrote nothing: the "
-                    "environment is unchanged."
+                    f"The reset, after {self.common_step_counter} control steps, wrote nothing: "
+                    "the environment is unchanged."
                 )
                 raise
             try:
@@ -332,13 +345,13 @@ class TorchEnv(EnvBase):
                     self._commit_reset(rows)
                 fresh = self._observe(rows)
                 if not whole:
-                    last = self._last_obs or self._observe(self._all_rows)
+                    last = self._state.observation or self._observe(self._all_rows)
                     fresh = {k: last[k].index_copy(0, rows, value) for k, value in fresh.items()}
-                self._last_obs = fresh
+                self._state.observation = fresh
                 self._after_reset(rows)
             except BaseException as error:
                 self._set_fault(error, "reset")
-        self._seconds["reset"] += time.perf_counter() - began
+        self._state.seconds["reset"] += time.perf_counter() - began
         if self.on_span is not None:
             self.on_span("reset", int(began * 1e9), time.perf_counter_ns())
         flags = torch.zeros(3, self.num_envs, 1, dtype=torch.bool, device=self.device)
@@ -374,12 +387,12 @@ class TorchEnv(EnvBase):
         after = self._step(tensordict)
         tensordict._set_str("next", after, validated=True, inplace=False, non_blocking=False)
         root = {k: v for k, v in tensordict.items() if k not in ("next", "reward")}
-        root.update((key, after.get(key)) for key in (*self._last_obs, *FLAGS))
+        root.update((key, after.get(key)) for key in (*self._state.observation, *FLAGS))
         done = root["done"]
         if done.any():
             rows = done.flatten().nonzero().flatten()
             begun = self._begin_episodes(rows)
-            self._ended = None
+            self._state.ended = None
             if rows.shape[0] < self.num_envs:
                 # The root of a new episode keeps nothing of the one that ended.
                 for key, value in root.items():
@@ -399,7 +412,7 @@ class TorchEnv(EnvBase):
 
     def close(self, *, raise_if_closed: bool = True) -> None:
         """End the environment; a second call does nothing."""
-        self._released = True
+        self._state.released = True
         super().close(raise_if_closed=raise_if_closed)
 
     def _set_seed(self, seed: int | None) -> None:
@@ -408,7 +421,7 @@ class TorchEnv(EnvBase):
 
     def export_training_state(self) -> dict[str, int]:
         """The environment's part of a checkpoint: version 1 and the control steps so far."""
-        return {"version": TRAINING_STATE_VERSION, "control_steps": self._control_steps}
+        return {"version": TRAINING_STATE_VERSION, "control_steps": self._state.control_steps}
 
     def import_training_state(self, state: Mapping[str, int]) -> None:
         """Continue from the environment's part of a checkpoint."""
@@ -420,7 +433,7 @@ class TorchEnv(EnvBase):
             )
         if not isinstance(steps, int) or steps < 0:
             raise ConfigError(f"control_steps must be a non-negative integer, got {steps!r}")
-        self._control_steps = steps
+        self._state.control_steps = steps
 
     # Checks and state ---------------------------------------------------------------------------
 
@@ -466,24 +479,24 @@ class TorchEnv(EnvBase):
     def _flags(self) -> dict[str, Tensor]:
         """New ``[num_envs, 1]`` flags of episodes that ended and were not reset."""
         zeros = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
-        terminated, truncated = self._ended or (zeros, zeros)
+        terminated, truncated = self._state.ended or (zeros, zeros)
         flags = (terminated | truncated, terminated.clone(), truncated.clone())
         return {k: flag.unsqueeze(-1) for k, flag in zip(FLAGS, flags, strict=True)}
 
     def _check_usable(self) -> None:
-        if self._fault is not None:
+        if self._state.fault is not None:
             raise EnvFaultedError(
-                f"the environment failed earlier, {self._fault_at} "
-                f"({type(self._fault).__name__}: {self._fault}); "
+                f"the environment failed earlier, {self._state.fault_at} "
+                f"({type(self._state.fault).__name__}: {self._state.fault}); "
                 "its state is undefined: make a new one"
-            ) from self._fault
-        if self._released:
+            ) from self._state.fault
+        if self._state.released:
             raise EnvFaultedError("the environment is closed: make a new one")
 
     def _set_fault(self, error: BaseException, what: str) -> NoReturn:
         """Mark the environment as faulted and raise."""
-        self._fault = error
-        self._fault_at = f"in a {what} after {self._control_steps} control steps"
-        error.add_note(f"The environment failed {self._fault_at} and can no longer be used.")
+        self._state.fault = error
+        self._state.fault_at = f"in a {what} after {self._state.control_steps} control steps"
+        error.add_note(f"The environment failed {self._state.fault_at} and can no longer be used.")
         self._on_fault(error)
         raise error

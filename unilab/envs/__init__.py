@@ -14,14 +14,15 @@ from unilab.envs.managers import (
     ObservationGroupCfg,
     ObservationTermCfg,
     RecorderTermCfg,
+    RecordingCfg,
     RewardTermCfg,
     TerminationTermCfg,
     UniformNoiseCfg,
+    load_episodes,
     reads,
     writes,
 )
 from unilab.envs.nan_guard import NanGuardCfg
-from unilab.envs.recording import RecordingCfg, load_episodes
 from unilab.envs.scene import EntityScene, SceneCfg
 from unilab.envs.torch_env import TorchEnv
 

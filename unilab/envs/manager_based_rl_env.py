@@ -28,6 +28,7 @@ from unilab.envs.managers import (
     ObservationManager,
     RecorderManager,
     RecorderTermCfg,
+    RecordingCfg,
     RewardManager,
     RewardTermCfg,
     TerminationManager,
@@ -36,7 +37,6 @@ from unilab.envs.managers import (
 from unilab.envs.managers.term import Term
 from unilab.envs.nan_guard import NanGuard, NanGuardCfg
 from unilab.envs.nonfinite import require_finite
-from unilab.envs.recording import RecordingCfg
 from unilab.envs.scene import MAX_VALUE, EntityScene, SceneCfg
 from unilab.envs.torch_env import TorchEnv
 from unilab.errors import CapabilityError, ConfigError, NonFiniteError

@@ -20,7 +20,12 @@ from unilab.envs.managers.observation import (
     ObservationTermCfg,
     UniformNoiseCfg,
 )
-from unilab.envs.managers.recorder import RecorderManager, RecorderTermCfg
+from unilab.envs.managers.recorder import (
+    RecorderManager,
+    RecorderTermCfg,
+    RecordingCfg,
+    load_episodes,
+)
 from unilab.envs.managers.reward import RewardManager, RewardTermCfg
 from unilab.envs.managers.term import ManagerTermBase, reads, writes
 from unilab.envs.managers.termination import TerminationManager, TerminationTermCfg
@@ -45,11 +50,13 @@ __all__ = [
     "ObservationTermCfg",
     "RecorderManager",
     "RecorderTermCfg",
+    "RecordingCfg",
     "RewardManager",
     "RewardTermCfg",
     "TerminationManager",
     "TerminationTermCfg",
     "UniformNoiseCfg",
+    "load_episodes",
     "reads",
     "writes",
 ]

@@ -12,7 +12,7 @@ from torch import Tensor
 from unilab.backends import SimBackend
 from unilab.backends.base import ActuatorInfo
 from unilab.envs.entity import Patterns, find_names
-from unilab.envs.managers.delay import DelayBuffer, DelayCfg, Recall
+from unilab.envs.managers.delay import DelayBuffer, DelayCfg, DelaySpec
 from unilab.envs.managers.term import naming
 from unilab.errors import ConfigError
 
@@ -63,7 +63,7 @@ class ActionManager:
         ids: list[int] = []
         scales: list[float] = []
         offsets: list[float] = []
-        recalls: list[Recall] = []
+        specs: list[DelaySpec] = []
         for name, term in cfg.items():
             with naming(f"action term {name!r}"):
                 found, scale = _driven(name, term, names)
@@ -71,7 +71,7 @@ class ActionManager:
                 if taken:
                     raise ConfigError(f"actuators {taken} must be driven by one term, got two")
                 offsets += _offsets(term, [actuators[i] for i in found], env.backend)
-            recalls.append(Recall(width=len(found), delay=term))
+            specs.append(DelaySpec(width=len(found), delay=term))
             ids += found
             scales += scale
         device = env.device
@@ -85,8 +85,8 @@ class ActionManager:
         self.action = torch.zeros(env.num_envs, len(ids), device=device)
         self.prev_action = torch.zeros_like(self.action)
         self._delay: DelayBuffer | None = None
-        if any(recall.depth > 1 for recall in recalls):
-            self._delay = DelayBuffer(recalls, env.num_envs, env.generator)
+        if any(recall.depth > 1 for recall in specs):
+            self._delay = DelayBuffer(specs, env.num_envs, env.generator)
         home_ctrl = env.backend.default_ctrl.float().to(device)
         self._ctrl = home_ctrl.repeat(env.num_envs, 1)
 

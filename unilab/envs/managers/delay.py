@@ -43,7 +43,7 @@ class DelayCfg:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recall:
+class DelaySpec:
     """Delay and history of a block of columns."""
 
     width: int
@@ -69,7 +69,9 @@ class DelayBuffer:
         generator: random generator of the lags.
     """
 
-    def __init__(self, blocks: Sequence[Recall], num_envs: int, generator: torch.Generator) -> None:
+    def __init__(
+        self, blocks: Sequence[DelaySpec], num_envs: int, generator: torch.Generator
+    ) -> None:
         device = generator.device
         self._generator = generator
         self._width = sum(block.width for block in blocks)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from unilab.checks import Bound, check_fields, check_range
-from unilab.envs.managers.delay import DelayBuffer, DelayCfg, Recall
+from unilab.envs.managers.delay import DelayBuffer, DelayCfg, DelaySpec
 from unilab.envs.managers.term import COLUMNS, Term, bind_term, evaluate, only_rows
 from unilab.envs.nonfinite import bad_rows, is_finite, non_finite
 from unilab.errors import ConfigError, NonFiniteError, did_you_mean
@@ -129,7 +129,7 @@ class ObservationManager:
         """
         cfg, env = self._cfg[group], self._env
         columns: list[Tensor] = []
-        recalls: list[Recall] = []
+        specs: list[DelaySpec] = []
         for (name, term), pick in zip(cfg.terms.items(), picks, strict=True):
             width = values[pick].shape[1]
             if not width:
@@ -138,20 +138,20 @@ class ObservationManager:
                     "leave the term out"
                 )
             columns.append(_columns(group, name, term, width))
-            recalls.append(_recall(group, name, cfg, term, width))
+            specs.append(_recall(group, name, cfg, term, width))
         scale, middle, half, lower, upper = torch.cat(columns, 1).to(env.device)
         noisy = cfg.enable_corruption and bool((middle.abs() + half).any())
         clipped = bool((lower.isfinite() | upper.isfinite()).any())
-        late = any(recall.depth > 1 for recall in recalls)
+        late = any(recall.depth > 1 for recall in specs)
         return _Group(
             terms={n: self._terms[i] for n, i in zip(cfg.terms, picks, strict=True)},
             columns=self._gathered(picks, values),
-            widths={n: r.width for n, r in zip(cfg.terms, recalls, strict=True)},
-            shown={n: r.width * r.frames for n, r in zip(cfg.terms, recalls, strict=True)},
+            widths={n: r.width for n, r in zip(cfg.terms, specs, strict=True)},
+            shown={n: r.width * r.frames for n, r in zip(cfg.terms, specs, strict=True)},
             scale=scale,
             noise=(middle, half) if noisy else None,
             clip=(lower, upper) if clipped else None,
-            memory=DelayBuffer(recalls, env.num_envs, env.generator) if late else None,
+            memory=DelayBuffer(specs, env.num_envs, env.generator) if late else None,
         )
 
     def _gathered(self, picks: list[int], values: list[Tensor]) -> slice | Tensor:
@@ -254,13 +254,13 @@ def _treatment(
 
 def _recall(
     group: str, name: str, cfg: ObservationGroupCfg, term: ObservationTermCfg, width: int
-) -> Recall:
+) -> DelaySpec:
     label = f"observation ({group}) term {name!r}"
     term.check_delay(label)
     length = term.history_length if cfg.history_length is None else cfg.history_length
     if length < 0:
         raise ConfigError(f"history_length of {label} must be at least 0, got {length}")
-    return Recall(width=width, delay=term, frames=max(1, length))
+    return DelaySpec(width=width, delay=term, frames=max(1, length))
 
 
 def _columns(group: str, name: str, cfg: ObservationTermCfg, width: int) -> Tensor:

@@ -6,7 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sized
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -151,11 +151,11 @@ class OffPolicyRunner(AsyncRunner):
         """Yields each batch to the loop's body, and logs, evaluates and saves between two."""
         batches = super().__iter__()
         while True:
-            with self._saving_on_error(), _timed("collect"):
+            with self._saving_on_error(), self._timed("collect"):
                 data = next(batches, None)
             if data is None:
                 return
-            with _timed("learn"):
+            with self._timed("learn"):
                 yield data
             with self._saving_on_error():
                 self._after_step(data)
@@ -257,6 +257,11 @@ class OffPolicyRunner(AsyncRunner):
         self.run.counters.minutes = self._minutes_before + self._minutes_passed()
         self.run.log(row | evaluated)
 
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        with timeit(name), record_function(name) if self._trace is not None else nullcontext():
+            yield
+
     def _timings(self) -> dict[str, float]:
         """Rates and times since the last row, which this one takes the place of."""
         last, now = self._mark, self._now()
@@ -326,12 +331,6 @@ class _Trace:
         self._profiler.stop()  # adds the last window, which is rarely full
         if self._windows:
             self._windows[0].export_chrome_trace(str(path))
-
-
-@contextmanager
-def _timed(name: str) -> Iterator[None]:
-    with timeit(name), record_function(name):
-        yield
 
 
 def _tag(name: str) -> str:

@@ -74,11 +74,11 @@ def test_every_metric_is_in_the_schema_and_in_the_table(session, folder):
     assert {"Loss/qvalue", "Loss/actor", "Policy/alpha", "Policy/entropy"} <= columns
     assert {"Eval/return", "Perf/steps_per_second", "Perf/buffer_size"} <= columns
     assert {"Perf/collect_ms", "Perf/learn_ms", "Perf/collect_share"} <= columns
-    result = run.runner.result
-    for tag in set(columns) - {"frames", "minutes"} | set(result.metrics):
+    metrics = run.runner.run.metrics
+    for tag in set(columns) - {"frames", "minutes"} | set(metrics):
         assert metric(tag).owner
-    assert (result.frames, result.exit_code) == (FRAMES, 0)
-    assert 0.0 < result.metrics["Perf/collect_share"] < 1.0
+    assert 0.0 < metrics["Perf/collect_share"] < 1.0
+    assert run.runner.exit_code == 0
 
 
 def test_episode_metrics_of_the_environment_are_logged(session, folder):
@@ -171,7 +171,6 @@ def test_a_signal_ends_the_run_after_the_step_with_a_checkpoint(session, signum)
 
     run.train(interrupted(), evaluate=lambda: pytest.fail("evaluated"), eval_interval=1000)
     assert run.runner.exit_code == 128 + signum
-    assert run.runner.result.frames == 6 * 4
     assert run.checkpointer.load().frames == 6 * 4
 
 
@@ -273,9 +272,9 @@ def test_resumed_minutes_and_frames_add_up(session):
     assert counters.minutes > minutes
 
 
-def test_a_trace_of_the_last_steps_is_a_chrome_trace(session, folder):
+def test_a_trace_of_the_latest_steps_is_a_chrome_trace(session, folder):
     run = session()
-    data = run.collector(TICKS)
+    data = [batch.clone() for batch in run.collector(1)] * 110
     training = TrainingCfg(trace=True)
     with OffPolicyRunner(
         data, run.learner, run.buffer, training=training, run=Run(folder=folder)
@@ -283,4 +282,5 @@ def test_a_trace_of_the_last_steps_is_a_chrome_trace(session, folder):
         for _ in runner:
             pass
     events = json.loads(folder.trace_file.read_text())["traceEvents"]
-    assert {"collect", "learn"} <= {event["name"] for event in events}
+    names = [event["name"] for event in events]
+    assert names.count("collect") == names.count("learn") == 20

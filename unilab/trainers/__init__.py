@@ -6,7 +6,7 @@ from unilab.trainers.evaluation import Evaluator
 from unilab.trainers.learner import FlashSACLearner
 from unilab.trainers.load_actor import load_env_training_state, load_play_actor
 from unilab.trainers.run import Run, run_identity
-from unilab.trainers.runner import OffPolicyRunner, RunResult
+from unilab.trainers.runner import OffPolicyRunner
 
 __all__ = [
     "AsyncRunner",
@@ -18,7 +18,6 @@ __all__ = [
     "OffPolicyRunner",
     "ReplayContents",
     "Run",
-    "RunResult",
     "load_env_training_state",
     "load_play_actor",
     "run_identity",

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
@@ -25,36 +23,15 @@ from unilab.trainers.run import Run
 if TYPE_CHECKING:
     from unilab.settings import TrainingCfg
 
-__all__ = ["OffPolicyRunner", "RunResult"]
+__all__ = ["OffPolicyRunner"]
 
 _TAGS = {"alpha": "Policy/alpha", "entropy": "Policy/entropy", "q_mean": "Critic/q_mean"}
 _TIMED = ("collect", "learn", "update")
 """Names of ``torchrl.timeit``; the learner times its own update."""
-_TRACED_TICKS = 20
 
 
-class Learner(Protocol):
-    """What the runner needs of a learner; :class:`~unilab.trainers.FlashSACLearner` is one."""
-
+class _Learner(Protocol):
     update_count: int
-
-    def update(self, tensordict: TensorDictBase, /) -> TensorDict:
-        """One update; returns 0-dim metrics without waiting for the device."""
-        ...
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """How a run ended."""
-
-    frames: int
-    """Environment steps taken, earlier parts of a resumed run included."""
-    minutes: float
-    """Training time, earlier parts included."""
-    metrics: dict[str, float]
-    """The latest value of every metric."""
-    exit_code: int
-    """0, or 128 + the signal that stopped the run (130 for Ctrl-C)."""
 
 
 class _Mark(NamedTuple):
@@ -101,14 +78,14 @@ class OffPolicyRunner(AsyncRunner):
         >>> with OffPolicyRunner([batch], Learner(), [], training=TrainingCfg()) as runner:
         ...     for data in runner:
         ...         runner.record(TensorDict({"loss_actor": torch.tensor(0.5)}))
-        >>> runner.result.frames, runner.result.metrics["Loss/actor"]
+        >>> runner.run.counters.frames, runner.run.metrics["Loss/actor"]
         (4, 0.5)
     """
 
     def __init__(
         self,
         collector: Iterable[TensorDictBase],
-        learner: Learner,
+        learner: _Learner,
         buffer: Sized,
         *,
         training: TrainingCfg,
@@ -133,22 +110,19 @@ class OffPolicyRunner(AsyncRunner):
         self._episodes = EpisodeTracker()
         self._saved_at = self._evaluated_at = -1
 
-    @property
-    def result(self) -> RunResult:
-        """How far the run is."""
-        run = self.run
-        return RunResult(run.counters.frames, run.counters.minutes, run.metrics, self.exit_code)
-
     def __enter__(self) -> Self:
         super().__enter__()
         self._started = time.perf_counter()
         self._minutes_before = self.run.counters.minutes
         self._mark = self._now()
-        self._trace = _Trace() if self.training.trace else None
+        self._profiler = None
+        if self.training.trace and self.run.folder is not None:
+            self._profiler = _profiler(self.run.folder.trace_file)
+            self._profiler.start()
         return self
 
     def __iter__(self) -> Iterator[TensorDictBase]:
-        """Yields each batch to the loop's body, and logs, evaluates and saves between two."""
+        """Yields each batch to the loop's body; logs, evaluates and saves between two batches."""
         batches = super().__iter__()
         while True:
             with self._saving_on_error(), self._timed("collect"):
@@ -173,7 +147,8 @@ class OffPolicyRunner(AsyncRunner):
         trace: TracebackType | None,
     ) -> None:
         with ExitStack() as closing:
-            closing.callback(self._write_trace)
+            if self._profiler is not None:
+                closing.callback(self._profiler.stop)
             closing.callback(self.run.close)
             closing.callback(super().__exit__, kind, error, trace)
             if error is None:
@@ -183,33 +158,25 @@ class OffPolicyRunner(AsyncRunner):
     def _after_step(self, data: TensorDictBase) -> None:
         before = self.run.counters.frames
         self.run.advance(data.numel())
+        self._update_minutes()
         self._ticks += data.shape[1] if data.batch_dims > 1 else 1
         self._episodes.update(data)
-        if self._trace is not None:
-            self._trace.step()
-        evaluated, save = {}, self._crossed(self.training.checkpoint_interval, before)
-        if self.training.eval_interval and self._crossed(self.training.eval_interval, before):
-            evaluated = self._evaluate()
-        row_is_due = time.perf_counter() - self._mark.time >= self.training.log_interval_s
-        if evaluated or save or row_is_due:
+        if self._profiler is not None:
+            self._profiler.step()
+        evaluated = self._evaluate() if self._due(self.training.eval_interval, before) else {}
+        save = self._due(self.training.checkpoint_interval, before)
+        row_age = time.perf_counter() - self._mark.time
+        if evaluated or save or row_age >= self.training.log_interval_s:
             self._log(evaluated)
         if save:
             self._save()
 
-    def _crossed(self, interval: int, before: int) -> bool:
-        return before // interval < self.run.counters.frames // interval
-
-    def _time_is_up(self) -> bool:
-        limit = self.training.max_minutes
-        return limit is not None and self._minutes_passed() >= limit
-
-    def _minutes_passed(self) -> float:
-        return (time.perf_counter() - self._started) / 60
+    def _due(self, interval: int | None, before: int) -> bool:
+        return interval is not None and before // interval < self.run.counters.frames // interval
 
     def _finish(self) -> None:
         frames = self.run.counters.frames
-        stopped = self.collection_stopped() or frames == self._evaluated_at
-        evaluated = {} if stopped else self._evaluate()
+        evaluated = self._evaluate() if frames != self._evaluated_at else {}
         if evaluated or frames != self._mark.frames:
             self._log(evaluated)
         if frames != self._saved_at:
@@ -219,16 +186,20 @@ class OffPolicyRunner(AsyncRunner):
         """Evaluation metrics; empty if there is no evaluation or a signal aborted it."""
         if self.evaluate is None or self.training.eval_interval is None:
             return {}
-        metrics = self.abort_on_stop(self.evaluate)
-        if metrics is None:
-            return {}
         self._evaluated_at = self.run.counters.frames
-        return metrics
+        return self.abort_on_stop(self.evaluate) or {}
 
     def _save(self) -> None:
-        self.run.counters.minutes = self._minutes_before + self._minutes_passed()
         self.run.save()
         self._saved_at = self.run.counters.frames
+
+    def _update_minutes(self) -> None:
+        passed = (time.perf_counter() - self._started) / 60
+        self.run.counters.minutes = self._minutes_before + passed
+
+    def _time_is_up(self) -> bool:
+        limit = self.training.max_minutes
+        return limit is not None and self.run.counters.minutes - self._minutes_before >= limit
 
     @contextmanager
     def _saving_on_error(self) -> Iterator[None]:
@@ -254,35 +225,39 @@ class OffPolicyRunner(AsyncRunner):
         row |= self._timings()
         row["Perf/updates"] = self.learner.update_count
         row["Perf/buffer_size"] = len(self.buffer)
-        self.run.counters.minutes = self._minutes_before + self._minutes_passed()
+        self._update_minutes()
         self.run.log(row | evaluated)
 
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:
-        with timeit(name), record_function(name) if self._trace is not None else nullcontext():
+        label = record_function(name) if self._profiler is not None else nullcontext()
+        with timeit(name), label:
             yield
 
     def _timings(self) -> dict[str, float]:
-        """Rates and times since the last row, which this one takes the place of."""
+        """Rates and times since the last row."""
         last, now = self._mark, self._now()
         self._mark = now
         ticks, seconds = now.ticks - last.ticks, now.time - last.time
         if not ticks:
             return {}
-        row = {
+        spent = {name: total - last.spent[name] for name, total in now.spent.items()}
+        return {
             "Perf/steps_per_second": (now.frames - last.frames) / seconds,
             "Perf/updates_per_second": (now.updates - last.updates) / seconds,
+            "Perf/collect_share": spent["collect"] / (spent["collect"] + spent["learn"]),
+            **{f"Perf/{name}_ms": 1e3 * spent[name] / ticks for name in spent},
         }
-        spent = {name: s - last.spent.get(name, 0.0) for name, s in now.spent.items()}
-        collect, learn = spent["collect"], spent["learn"]
-        row["Perf/collect_share"] = collect / (collect + learn)
-        return row | {f"Perf/{name}_ms": 1e3 * spent[name] / ticks for name in spent}
 
     def _now(self) -> _Mark:
         seconds = timeit.todict(percall=False)
-        spent = {name: seconds.get(name, 0.0) for name in _TIMED}
-        frames, updates = self.run.counters.frames, self.learner.update_count
-        return _Mark(time.perf_counter(), frames, updates, self._ticks, spent)
+        return _Mark(
+            time=time.perf_counter(),
+            frames=self.run.counters.frames,
+            updates=self.learner.update_count,
+            ticks=self._ticks,
+            spent={name: seconds.get(name, 0.0) for name in _TIMED},
+        )
 
     def _mean_updates(self) -> dict[str, float]:
         """Means of the learner's metrics since the last row.
@@ -307,30 +282,13 @@ class OffPolicyRunner(AsyncRunner):
                 )
         return {_tag(name): mean for name, mean in zip(names, values.mean(1).tolist(), strict=True)}
 
-    def _write_trace(self) -> None:
-        if self._trace is not None and self.run.folder is not None:
-            self._trace.write(self.run.folder.trace_file)
 
-
-class _Trace:
-    """Profiles this process in windows of 20 steps and keeps the last full one."""
-
-    def __init__(self) -> None:
-        self._windows: deque[Any] = deque(maxlen=2)
-        self._profiler = profile(
-            schedule=schedule(wait=0, warmup=1, active=_TRACED_TICKS),
-            on_trace_ready=lambda profiler: self._windows.append(profiler.profiler),
-        )
-        self._profiler.start()
-
-    def step(self) -> None:
-        self._profiler.step()
-
-    def write(self, path: Path) -> None:
-        """Writes a Chrome trace."""
-        self._profiler.stop()  # adds the last window, which is rarely full
-        if self._windows:
-            self._windows[0].export_chrome_trace(str(path))
+def _profiler(trace: Path) -> profile:
+    """Profiles 20 of each 100 steps; the file has the latest ones."""
+    return profile(
+        schedule=schedule(wait=79, warmup=1, active=20),
+        on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(trace)),
+    )
 
 
 def _tag(name: str) -> str:

@@ -147,7 +147,7 @@ def train(cfg: FlashSACCfg) -> int:
                     batch = rewards.normalize(buffer.sample())  # sample
                     runner.record(learner.update(batch))  # update
     eval_env.close()
-    print(run.summary(runner.result, total_frames=algo.total_frames))
+    print(run.summary())
     return runner.exit_code
 
 

@@ -1,12 +1,6 @@
-"""What a run leaves behind: its folder, metrics, console output and plots."""
+"""Records of a run: folder, metrics, console output, plots and videos."""
 
-from unilab.record.console import (
-    Progress,
-    closing_summary,
-    command_line,
-    running_program,
-    started_as,
-)
+from unilab.record.console import Progress, closing_summary
 from unilab.record.metrics import Metric, MetricLogger, ProgressCsv, metric
 from unilab.record.plot import plot_learning_curve
 from unilab.record.run_folder import RunFolder, package_versions
@@ -20,10 +14,7 @@ __all__ = [
     "RunFolder",
     "VideoWriter",
     "closing_summary",
-    "command_line",
     "metric",
     "package_versions",
     "plot_learning_curve",
-    "running_program",
-    "started_as",
 ]

@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
 from unilab.modules import actor_semantics
 from unilab.record import MetricLogger, Progress, RunFolder, closing_summary
 from unilab.trainers.checkpoint import Checkpointer, Counters, Stateful
-
-if TYPE_CHECKING:
-    from unilab.trainers.runner import RunResult
 
 __all__ = ["Run", "run_identity"]
 
@@ -28,6 +25,7 @@ class Run:
     checkpointer: Checkpointer | None = None
     progress: Progress | None = None
     counters: Counters = field(default_factory=Counters)
+    total_frames: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     """The latest value of every metric."""
 
@@ -73,6 +71,7 @@ class Run:
             checkpointer=checkpointer,
             progress=Progress(total, initial=counters.frames, max_minutes=training.max_minutes),
             counters=counters,
+            total_frames=total,
         )
 
     def advance(self, frames: int) -> None:
@@ -101,10 +100,16 @@ class Run:
         if self.logger is not None:
             self.logger.close()
 
-    def summary(self, result: RunResult, *, total_frames: int) -> str:
-        """The text that says how far the run came and what to type next."""
+    def summary(self) -> str:
+        """How far the run came and what to type next."""
         assert self.folder is not None
-        return closing_summary(self.folder, result, total_frames=total_frames)
+        return closing_summary(
+            self.folder,
+            frames=self.counters.frames,
+            total_frames=self.total_frames,
+            minutes=self.counters.minutes,
+            metrics=self.metrics,
+        )
 
 
 def run_identity(

@@ -41,14 +41,18 @@ def actions(reference, steps: int, rows: int) -> np.ndarray:
     return draw.uniform(spec.minimum, spec.maximum, (steps, rows, *spec.shape)).astype(np.float32)
 
 
-@every_task
-def test_random_actions_give_what_dm_control_gives(task: str) -> None:
+@pytest.mark.parametrize(
+    ("task", "steps"),
+    [(task, 40) for task in TASKS]
+    + [pytest.param(task, 999, marks=pytest.mark.slow) for task in DOMAINS],
+)
+def test_random_actions_give_what_dm_control_gives(task: str, steps: int) -> None:
     env, references = make(task), [control_suite.load(task) for _ in range(2)]
     root = env.reset()
     for row, reference in enumerate(references):
         first = control_suite.begin(reference, env.backend.get_replay_state()[row].numpy())
         np.testing.assert_allclose(root["obs"][row].numpy(), first, **CLOSE)
-    for step in actions(references[0], 999 if task in DOMAINS else 100, 2):
+    for step in actions(references[0], steps, 2):
         after = env.step(root.set("action", torch.from_numpy(step)))["next"]
         for row, reference in enumerate(references):
             expected = reference.step(step[row].astype(float))
@@ -65,7 +69,7 @@ def test_random_actions_give_what_dm_control_gives(task: str) -> None:
 
 @every_task
 def test_rewards_are_dm_controls_wherever_a_robot_is_and_however_fast(task: str) -> None:
-    rows = 100
+    rows = 40
     env, reference = make(task, rows), control_suite.load(task)
     root = env.reset()
     draw = torch.Generator().manual_seed(0)
@@ -90,6 +94,7 @@ def test_rewards_are_dm_controls_wherever_a_robot_is_and_however_fast(task: str)
     assert np.std(there) > 0.01, "states tell rewards apart"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", DOMAINS)
 def test_episodes_begin_like_dm_controls(task: str) -> None:
     env, reference = make(task, num_envs=400), control_suite.load(task)

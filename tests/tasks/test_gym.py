@@ -74,6 +74,12 @@ def follow(task: str, steps: int, **changes: object) -> int:
 
 @every_task
 def test_random_actions_give_what_gymnasium_gives(task: str) -> None:
+    assert follow(task, 100) >= (0 if task == "gym/HalfCheetah-v5" else 1)
+
+
+@pytest.mark.slow
+@every_task
+def test_they_do_so_through_many_episodes(task: str) -> None:
     assert follow(task, 1000) >= (2 if task == "gym/HalfCheetah-v5" else 10)
 
 
@@ -95,7 +101,7 @@ def test_settings_mean_what_they_mean_to_gymnasium(task: str) -> None:
         changes |= {"healthy_z_range": (0.3, 0.9), "contact_force_range": (-5.0, 3.0)}
     if task == "gym/Humanoid-v5":
         changes |= {"contact_cost_range": (0.1, 2.0)}
-    follow(task, 200, **changes)
+    follow(task, 100, **changes)
 
 
 @every_task

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from envs.tables import act, assert_bitwise_equal, drive, go2, twins
+from envs.tables import act, drive, twins
 from tensordict import TensorDict
 
 from unilab.envs import ObservationGroupCfg, ObservationTermCfg, UniformNoiseCfg, mdp
@@ -86,17 +86,6 @@ def test_a_history_keeps_the_noise_of_its_frames(tmp_path):
     assert (shown != shown.round()).all()
 
 
-def test_a_partial_reset_leaves_the_memory_of_the_others(tmp_path):
-    env = clocked(tmp_path, history_length=3)
-    root = env.reset()
-    for _ in range(4):
-        _, root = env.step_and_maybe_reset(act(env, root))
-    mask = torch.tensor([0, 1, 0, 0]).bool()
-    root = env.reset(root.set("_reset", mask.unsqueeze(1)))
-    _, root = env.step_and_maybe_reset(act(env, root))
-    assert root["obs"][:, 0::2].tolist() == [[3, 4, 5], [0, 0, 1], [3, 4, 5], [3, 4, 5]]
-
-
 def test_a_late_action_takes_effect_when_its_lag_is_over(tmp_path):
     late = mdp.JointEffortActionCfg(delay_min_lag=2, delay_max_lag=2)
     env = twins(tmp_path, actions={"effort": late}, terminations={})
@@ -126,23 +115,6 @@ def test_action_lags_differ_between_environments_and_terms(tmp_path):
     late = 6 - 10 * applied[-1]
     assert set(late[:, 0].round().tolist()) == {0.0, 1.0, 2.0, 3.0}
     torch.testing.assert_close(late[:, 1], torch.zeros(64).double(), rtol=0, atol=1e-6)
-
-
-def test_the_same_seed_draws_the_same_lags():
-    lag = {"delay_max_lag": 2, "delay_update_period": 2, "delay_hold_prob": 0.3}
-    actions = {"joint_pos": mdp.JointPositionActionCfg(scale=0.6, **lag)}
-    terms = {
-        "pos": ObservationTermCfg(
-            func=mdp.joint_pos_rel, delay_max_lag=3, delay_update_period=None, history_length=2
-        ),
-        "vel": ObservationTermCfg(func=mdp.joint_vel_rel, **lag),
-    }
-    observations = {"obs": ObservationGroupCfg(terms=terms)}
-    rollouts = [
-        drive(go2(6, 3, actions=actions, observations=observations, episode_length_s=0.2), 15)
-        for _ in range(2)
-    ]
-    assert_bitwise_equal(*rollouts)
 
 
 # Lags that change within an episode --------------------------------------------------------------
@@ -252,10 +224,3 @@ def drive_ends(env, steps):
         data, root = env.step_and_maybe_reset(act(env, root))
         ends.append(data["next", "truncated"][:, 0])
     return torch.stack(ends)
-
-
-def test_only_the_first_full_reset_draws_lengths(tmp_path):
-    env = twins(tmp_path, 64, episode_length_s=0.4, init_at_random_ep_len=True)
-    env.reset()
-    env.reset()
-    assert not env.episode_length.any()

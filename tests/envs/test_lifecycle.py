@@ -15,7 +15,6 @@ from unilab.envs import (
     TerminationTermCfg,
     mdp,
 )
-from unilab.envs.nonfinite import is_finite
 from unilab.errors import ConfigError, EnvFaultedError, NonFiniteError
 
 HEIGHT = 3.0  # scale of the height in Go2's critic observation, its last column
@@ -94,20 +93,6 @@ def test_c9_a_partial_reset_leaves_other_rows_bitwise_unchanged():
     assert not env.action_manager.action[reset].any()
 
 
-def test_c9_a_reset_does_not_change_the_future_of_other_rows():
-    futures = []
-    for fall in (False, True):
-        env = go2(terminations={})
-        root = act(env, env.reset())
-        if fall:
-            env.reset(TensorDict({"_reset": torch.tensor([0, 1, 0, 0]).bool()}, [4]))
-        for _ in range(5):
-            _, root = env.step_and_maybe_reset(act(env, root, 0.3))
-        futures.append(physics_state(env))
-    assert torch.equal(futures[0][[0, 2, 3]], futures[1][[0, 2, 3]])
-    assert not torch.equal(futures[0][1], futures[1][1])
-
-
 def test_a_reset_of_no_row_changes_nothing(tmp_path):
     env = twins(tmp_path)
     root = env.reset()
@@ -165,12 +150,6 @@ def test_an_environment_cannot_be_copied_or_pickled(tmp_path, how):
         how(twins(tmp_path))
 
 
-def test_reset_of_no_env_ids(tmp_path):
-    env = twins(tmp_path)
-    root = env.reset()
-    assert torch.equal(env.reset(env_ids=torch.zeros(0).long())["obs"], root["obs"])
-
-
 @pytest.mark.parametrize(
     "rows",
     [
@@ -193,18 +172,6 @@ def test_c14_bad_rows_are_refused_and_nothing_changes(tmp_path, rows):
     assert torch.equal(env.episode_length, lengths)
 
 
-def test_rows_and_a_mask_together_are_refused(tmp_path):
-    env = twins(tmp_path)
-    root = env.reset().set("_reset", torch.ones(4, 1, dtype=torch.bool))
-    with pytest.raises(ConfigError, match="env_ids"):
-        env.reset(root, env_ids=torch.tensor([1]))
-
-
-def test_unknown_reset_argument_is_refused(tmp_path):
-    with pytest.raises(TypeError, match="env_idx"):
-        twins(tmp_path).reset(env_idx=torch.tensor([1]))
-
-
 def test_c10_a_time_limit_truncates_at_its_last_step(tmp_path):
     env = twins(tmp_path)
     assert env.max_episode_length == 5
@@ -212,15 +179,6 @@ def test_c10_a_time_limit_truncates_at_its_last_step(tmp_path):
     assert data["truncated"][:, :, 0].nonzero()[:, 1].tolist() == [4, 9] * 4
     assert not data["terminated"].any()
     assert torch.equal(data["done"], data["truncated"])
-
-
-def test_c4_a_failure_terminates_and_does_not_truncate():
-    env = go2()
-    root = act(env, env.reset())
-    fallen(env)
-    data = env.step(root)["next"]
-    assert data["terminated"][:, 0].tolist() == [False, False, True, False]
-    assert not data["truncated"].any()
 
 
 def test_c4_a_failure_at_the_time_limit_is_both():
@@ -280,10 +238,6 @@ def test_c6_bad_action_is_refused_before_physics_moves(tmp_path, kind):
     assert env.export_training_state()["control_steps"] == 0
     assert not env.action_manager.action.any()
     assert env.step(act(env, root))["next", "obs"].isfinite().all()
-
-
-def test_finite_values_whose_sum_overflows_are_finite():
-    assert is_finite(torch.full((4, 2), 3e38))
 
 
 def test_control_steps_are_exported_and_imported(tmp_path):
@@ -383,13 +337,6 @@ def test_inference_mode_of_the_caller_does_not_matter(tmp_path, inside):
                 shown.append(env.reset(env_ids=torch.tensor([i % 4]))["obs"].clone())
         rollouts.append(torch.stack(shown))
     assert torch.equal(*rollouts)
-
-
-def test_outputs_have_no_gradients(tmp_path):
-    env = twins(tmp_path)
-    root = env.reset().set("action", torch.zeros(4, 2, requires_grad=True))
-    for td in env.step_and_maybe_reset(root):
-        assert not any(v.requires_grad for k, v in td.items(True, True) if k != "action")
 
 
 def test_a_task_whose_terms_read_no_physics_runs(tmp_path):

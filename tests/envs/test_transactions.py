@@ -171,18 +171,6 @@ def test_physics_that_diverges_faults_the_environment_with_fields_and_rows(tmp_p
         env.step(root)
 
 
-def test_state_can_be_written_only_while_an_event_runs(tmp_path):
-    env = twins(tmp_path)
-    env.reset()
-    with pytest.raises(ConfigError, match="event"):
-        env.scene["twins"].write_joint_state(torch.zeros(2), torch.zeros(2))
-
-
-def test_an_event_that_cannot_run_fails_at_construction(tmp_path):
-    with pytest.raises(ZeroDivisionError):
-        with_event(tmp_path, Fuse(blown=True))
-
-
 @writes("body_mass")
 def write_masses(env, env_ids, index, shape, on, asset_cfg=None):
     env.scene.write_field("body_mass", (torch.tensor([1]),), torch.full((len(env_ids), 1), 5.0))

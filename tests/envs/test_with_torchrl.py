@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from envs.tables import assert_bitwise_equal, drive, go2, twins
-from tensordict import TensorDict
+from envs.tables import assert_bitwise_equal, go2, twins
 from torchrl.collectors import Collector
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from torchrl.envs import EnvBase, RewardSum, StepCounter, TransformedEnv, check_env_specs
@@ -12,17 +11,6 @@ from torchrl.envs.transforms import Compose, InitTracker
 
 def test_c1_passes_check_env_specs(tmp_path):
     check_env_specs(twins(tmp_path))
-
-
-def test_rollout_gives_one_row_an_environment_and_one_column_a_step(tmp_path):
-    env = twins(tmp_path, 3)
-    data = env.rollout(12, break_when_any_done=False)
-    assert data.batch_size == (3, 12)
-    assert data["obs"].shape == data["next", "obs"].shape == (3, 12, 4)
-    for key in ("reward", "done", "terminated", "truncated"):
-        assert data["next", key].shape == (3, 12, 1), key
-    # Episodes last 5 steps: the 5th and the 10th step of every row are the last of theirs.
-    assert data["next", "truncated"][0, :, 0].nonzero().flatten().tolist() == [4, 9]
 
 
 def test_repr_shows_the_sizes(tmp_path):
@@ -91,16 +79,6 @@ def test_nested_entries_go_through_torchrls_loop_body(tmp_path):
     data, root = env.step_and_maybe_reset(root)
     assert root["mine", "deep"].tolist() == [[1.0]] * 4
     assert data["next", "obs"].shape == (4, 4)
-
-
-def test_a_partial_reset_returns_the_last_observation_of_the_other_rows():
-    """A transform that keeps statistics sees no row that is not an observation."""
-    env = go2()
-    last = drive(env, 6)[:, -1]["next"]
-    reset = env._reset(TensorDict({"_reset": torch.tensor([0, 1, 0, 0]).bool()}, [4]))
-    for key in ("obs", "critic"):
-        assert torch.equal(reset[key][[0, 2, 3]], last[key][[0, 2, 3]]), key
-        assert not torch.equal(reset[key][1], last[key][1]), key
 
 
 def test_a_network_can_be_trained_on_what_is_returned():

@@ -1,4 +1,4 @@
-"""What a robot's own program must know of a task to run its policy."""
+"""Metadata for a robot's own program that runs a policy of a task."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 def deployment_metadata(env: ManagerBasedRlEnv) -> dict[str, Any]:
-    """Observation layout, action mapping, joints and gains of a task, in values that JSON holds.
+    """Observation layout, action mapping, joints and gains of a task, as JSON values.
 
     Joints are listed by name in the model's order, actions in the order of the policy's output; a
     driven joint's control is ``action_offset + action_scale * action``. Lengths are in m, angles
-    in rad, gains in N m/rad and N m s/rad. A bound that does not exist is None.
+    in rad, gains in N m/rad and N m s/rad. A missing bound is None.
     """
     widths = env.observation_manager.term_widths["obs"]
     joints = [j for j in env.backend.joints if j.type in ("hinge", "slide")]
@@ -50,7 +50,7 @@ def deployment_metadata(env: ManagerBasedRlEnv) -> dict[str, Any]:
 
 
 def _term(env: ManagerBasedRlEnv, name: str, width: int) -> dict[str, Any]:
-    """One block of columns; a history shows its frames one after the other, oldest first."""
+    """One block of columns; the frames of a history follow each other, oldest first."""
     group = env.cfg.observations["obs"]
     cfg = group.terms[name]
     length = cfg.history_length if group.history_length is None else group.history_length
@@ -69,12 +69,11 @@ def _term(env: ManagerBasedRlEnv, name: str, width: int) -> dict[str, Any]:
 
 
 def _scale(cfg: ObservationTermCfg, width: int) -> list[float]:
-    """A factor for each column of one frame."""
     return torch.as_tensor(cfg.scale, dtype=torch.float64).expand(width).tolist()
 
 
 def _parameter(env: ManagerBasedRlEnv, value: Any, *, joints: bool) -> Any:
-    """A term's parameter as JSON holds it; an entity with the joints that the term looks at."""
+    """A term's parameter as a JSON value; an entity with the joints that the term reads."""
     if isinstance(value, SceneEntityCfg):
         entity = env.scene[value.name]
         if not joints:
@@ -89,7 +88,7 @@ def _parameter(env: ManagerBasedRlEnv, value: Any, *, joints: bool) -> Any:
 
 
 def _action_kinds(env: ManagerBasedRlEnv, names: Sequence[str]) -> dict[str, str]:
-    """What each driven actuator's control is: a joint's target position or an effort."""
+    """Kind of each actuator's control: a joint's target position or an effort."""
     return {
         names[i]: "position" if isinstance(term, JointPositionActionCfg) else "effort"
         for term in env.cfg.actions.values()
@@ -98,7 +97,7 @@ def _action_kinds(env: ManagerBasedRlEnv, names: Sequence[str]) -> dict[str, str
 
 
 def _floats(values: Tensor) -> list[float]:
-    """float32 values in their shortest decimal form, which reads back as the same float32."""
+    """float32 values in their shortest decimal form."""
     return [float(str(value)) for value in values.cpu().numpy()]
 
 

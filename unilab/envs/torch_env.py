@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -86,7 +86,6 @@ class TorchEnv(EnvBase):
     """
 
     _supports_set_state = False
-    on_span: Callable[[str, int, int], None] | None = None
 
     def __init__(
         self, *, num_envs: int, device: torch.device | str = "cpu", seed: int | None = None
@@ -249,9 +248,6 @@ class TorchEnv(EnvBase):
         self._state.seconds["physics"] += moved - began
         self._state.seconds["managers"] += time.perf_counter() - moved
         self._state.timed_steps += 1
-        if self.on_span is not None:
-            self.on_span("physics", int(began * 1e9), int(moved * 1e9))
-            self.on_span("managers", int(moved * 1e9), time.perf_counter_ns())
         return TensorDict._new_unsafe(
             {
                 **observation,
@@ -352,8 +348,6 @@ class TorchEnv(EnvBase):
             except BaseException as error:
                 self._set_fault(error, "reset")
         self._state.seconds["reset"] += time.perf_counter() - began
-        if self.on_span is not None:
-            self.on_span("reset", int(began * 1e9), time.perf_counter_ns())
         flags = torch.zeros(3, self.num_envs, 1, dtype=torch.bool, device=self.device)
         fresh = {k: v.clone() for k, v in fresh.items()}
         return {**fresh, **dict(zip(FLAGS, flags, strict=True))}

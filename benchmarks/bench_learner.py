@@ -52,7 +52,7 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Product:
-    """One linear layer's products: ``y = x w^T`` and, behind it, those of its gradients."""
+    """One linear layer's products: ``y = x w^T`` and the products of its gradients."""
 
     x: Tensor
     w: Tensor

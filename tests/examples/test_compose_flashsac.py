@@ -6,6 +6,7 @@ import importlib.util
 import math
 from pathlib import Path
 
+import pytest
 import torch
 from torchrl.envs.utils import check_env_specs
 
@@ -28,6 +29,7 @@ def test_its_environment_is_a_batched_torchrl_environment():
     assert torch.allclose(observation[:, :2].square().sum(1), torch.ones(3))
 
 
+@pytest.mark.slow
 def test_c04_it_trains_and_evaluates():
     metrics = load().train(
         total_frames=240, num_envs=4, batch_size=16, warmup_frames=40, hidden_dim=8

@@ -38,6 +38,7 @@ def example(monkeypatch):
     return custom_actor
 
 
+@pytest.mark.slow
 def test_it_trains_saves_resumes_exports_and_plays(example, tmp_path):
     run = tmp_path / "run"
     metrics = example.main([*TINY, f"training.run_dir={run}"])

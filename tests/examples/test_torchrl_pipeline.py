@@ -6,9 +6,12 @@ import importlib.util
 import math
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).parents[2] / "examples" / "torchrl_pipeline.py"
 
 
+@pytest.mark.slow
 def test_it_trains_and_evaluates():
     spec = importlib.util.spec_from_file_location("torchrl_pipeline", SCRIPT)
     module = importlib.util.module_from_spec(spec)

@@ -20,7 +20,7 @@ RANGES = {
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_mean_std_and_statistics_are_those_of_the_reference(training):
+def test_mean_std_and_statistics_match_the_reference(training):
     actor, obs = tiny_actor().double(), torch.randn(6, OBS, dtype=torch.float64)
     before, stats = arrays(actor), {}
     mean, std = actor.get_mean_and_std(obs, training)
@@ -33,7 +33,7 @@ def test_mean_std_and_statistics_are_those_of_the_reference(training):
 
 
 @pytest.mark.parametrize("name", RANGES)
-def test_action_and_log_prob_are_those_of_the_reference(name):
+def test_action_and_log_prob_match_the_reference(name):
     bounds = RANGES[name]
     actor = tiny_actor(**bounds).double()
     obs = torch.randn(6, OBS, dtype=torch.float64)
@@ -75,7 +75,7 @@ def test_actions_fill_their_range_and_stay_inside(name):
     assert actor.action_transform_id == ("tanh" if name == "unit" else "tanh_affine")
 
 
-def test_deterministic_action_is_the_transformed_mean_and_leaves_the_noise_alone():
+def test_deterministic_action_is_the_transformed_mean_and_keeps_the_noise():
     actor, obs = tiny_actor(action_low=-2.0, action_high=3.0), torch.randn(4, OBS)
     actor.explore(obs)
     noise, steps, rng = actor._noise.clone(), actor._noise_steps.clone(), torch.get_rng_state()
@@ -118,13 +118,6 @@ def test_noise_is_redrawn_for_the_environments_that_were_reset():
     actor.explore(obs, dones=dones)
     same = (actor._noise == before).all(-1)
     assert torch.equal(same, ~dones.squeeze(-1))
-
-
-def test_noise_restarts_for_another_number_of_environments():
-    actor = tiny_actor()
-    actor.explore(torch.zeros(4, OBS))
-    assert actor.explore(torch.zeros(7, OBS)).shape == (7, ACTION)
-    assert actor._noise.shape == (7, ACTION)
 
 
 def test_exploration_is_the_same_for_the_same_seed():

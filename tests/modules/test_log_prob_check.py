@@ -1,4 +1,4 @@
-"""ADR-0017 C16 and C17 for any action range, and the helper by which authors test theirs."""
+"""ADR-0017 C16 and C17 for any action range, and the test helper for custom actors."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_c16_c17_ends_that_float32_cannot_hold_are_consistent(low, high, seed):
 
 
 @pytest.mark.parametrize("range_", [(-1.0, 1.0), (0.0, 3.0)])
-def test_c16_c17_so_does_a_custom_actor(range_):
+def test_c16_c17_a_custom_actor_obeys_the_change_of_variables(range_):
     low, high = map(torch.tensor, range_)
     actor = PlainActor(OBS, ACTION, low=range_[0], high=range_[1])
     assert_log_prob_consistent(actor, squash(low, high), obs=torch.randn(64, OBS))
@@ -93,14 +93,14 @@ class Wrong(PlainActor):
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ("range", r"log_prob is up to 1.39 nats off log N\(u; mean, std\) - log\|det J\|"),
+        ("range", "log_prob is up to 1.39 nats off"),
         ("clipped", "nats off"),
         ("elsewhere", "only 0%"),
-        ("explore", r"explore\(obs, deterministic=True\) is up to .* off transform\(mean\)"),
-        ("export", r"as_export_module\(\)\(obs\) is up to .* off transform\(mean\)"),
+        ("explore", r"explore\(obs, deterministic=True\)"),
+        ("export", r"as_export_module\(\)\(obs\)"),
     ],
 )
-def test_an_author_is_told_what_is_inconsistent(what, message):
+def test_an_inconsistency_is_named(what, message):
     torch.manual_seed(0)
     with pytest.raises(AssertionError, match=message):
         assert_log_prob_consistent(Wrong(what), lambda u: 2.0 * torch.tanh(u))
@@ -126,12 +126,12 @@ def test_a_transform_may_mix_joints():
     assert_log_prob_consistent(actor, transform, obs=torch.randn(64, OBS))
 
 
-def test_without_a_known_width_observations_must_be_given():
+def test_an_actor_of_unknown_width_needs_obs():
     with pytest.raises(AssertionError, match="PlainActor has no obs_dim: pass obs"):
         assert_log_prob_consistent(PlainActor(OBS, ACTION), torch.tanh)
 
 
-def test_the_range_of_an_action_spec_is_one_number_a_joint():
+def test_action_range_has_one_number_for_each_joint():
     spec = Bounded(torch.tensor([-1.0, 0.5]), torch.tensor([1.0, 4.0]))
     expected = {"action_low": [-1.0, 0.5], "action_high": [1.0, 4.0]}
     assert action_range(spec) == expected
@@ -147,6 +147,6 @@ def test_the_range_of_an_action_spec_is_one_number_a_joint():
         Bounded(torch.tensor([[-1.0], [-1.0]]), torch.tensor([[1.0], [2.0]])),
     ],
 )
-def test_a_spec_without_one_finite_range_is_refused(spec):
+def test_action_range_refuses_unbounded_or_differing_ranges(spec):
     with pytest.raises(ConfigError, match="action_spec"):
         action_range(spec)

@@ -19,14 +19,6 @@ def held(actor: FlashSACActor, rows: int) -> FlashSACActor:
     return actor
 
 
-def test_random_exploration_draws_around_the_mean():
-    policy = FlashSACPolicy(tiny_actor())
-    data = TensorDict({"obs": torch.zeros(16, OBS)}, [16])
-    with set_exploration_type(ExplorationType.RANDOM):
-        action = policy(data)["action"]
-    assert len(action.unique(dim=0)) == 16
-
-
 @pytest.mark.parametrize(
     "kind", [ExplorationType.DETERMINISTIC, ExplorationType.MODE, ExplorationType.MEAN]
 )
@@ -79,11 +71,6 @@ def test_keys_are_those_it_was_given():
     assert policy.out_keys == [("agent", "u")]
     out = policy(TensorDict({"agent": {"state": torch.zeros(4, OBS)}}, [4]))
     assert out["agent", "u"].shape == (4, ACTION)
-
-
-def test_the_actor_is_the_instance_that_is_optimised():
-    actor = tiny_actor()
-    assert FlashSACPolicy(actor).actor is actor
 
 
 def test_it_drives_a_torchrl_environment():

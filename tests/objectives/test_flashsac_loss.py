@@ -51,49 +51,12 @@ def test_a_single_loss_reaches_only_its_own_parameters(which):
     assert all(p.grad is None for p in loss.target_critic.parameters())
 
 
-def test_critic_is_trainable_again_after_the_actor_loss():
-    loss = tiny_loss()
-    loss.actor_loss(tiny_batch())
-    assert all(p.requires_grad for p in loss.critic.parameters())
-
-
 def test_actor_network_is_the_policy_over_the_optimised_actor():
     loss = tiny_loss()
     loss.set_keys(obs="state", action="u")
     policy = loss.actor_network
     assert policy.actor is loss.actor
     assert (policy.in_keys, policy.out_keys) == (["state"], ["u"])
-
-
-def test_parameters_are_those_of_actor_critic_and_temperature():
-    loss = tiny_loss()
-    own = {*loss.actor.parameters(), *loss.critic.parameters(), loss.log_alpha}
-    assert set(loss.parameters()) == own
-
-
-def test_state_dict_holds_the_target_with_its_statistics():
-    loss, other = tiny_loss(), FlashSACLoss(tiny_actor(), tiny_critic())
-    loss.qvalue_loss(tiny_batch())
-    other.load_state_dict(loss.state_dict())
-    for name, value in loss.target_critic.state_dict().items():
-        assert torch.equal(other.target_critic.state_dict()[name], value)
-    assert not torch.equal(
-        loss.target_critic.embedder.norm.running_mean, loss.critic.embedder.norm.running_mean
-    )
-
-
-def test_in_keys_name_what_a_batch_must_have():
-    loss = tiny_loss()
-    assert loss.in_keys == [
-        "obs",
-        "critic",
-        "action",
-        ("next", "obs"),
-        ("next", "critic"),
-        ("next", "reward"),
-        ("next", "terminated"),
-    ]
-    loss(tiny_batch().select(*loss.in_keys))  # and nothing else is needed
 
 
 def test_out_keys_are_the_entries_of_the_output():
@@ -182,16 +145,6 @@ def test_soft_update_moves_exactly_the_targets_parameters():
             source = loss.critic.get_parameter(name.removeprefix("_target_critic."))
             torch.testing.assert_close(value, before[name] * 0.75 + source * 0.25)
     assert moved == {f"_target_critic.{n}" for n, _ in loss.critic.named_parameters()}
-
-
-def test_soft_update_copies_the_critic_and_keeps_the_targets_statistics():
-    loss = tiny_loss()
-    statistics = {n: b.clone() for n, b in loss.target_critic.named_buffers()}
-    SoftUpdate(loss, tau=0.01)
-    for name, value in loss.target_critic.named_parameters():
-        assert torch.equal(value, loss.critic.get_parameter(name))
-    for name, value in loss.target_critic.named_buffers():
-        assert torch.equal(value, statistics[name])
 
 
 def test_target_runs_on_batch_statistics_and_keeps_its_own():

@@ -42,7 +42,7 @@ def distribution(logits: np.ndarray) -> np.ndarray:
 
 
 @given(atoms=matrix(3, BINS, -5, 5), logits=matrix(3, BINS, -8, 8))
-def test_projection_is_that_of_the_reference(atoms, logits):
+def test_projection_matches_the_reference(atoms, logits):
     p = distribution(logits)
     got = F.project_distribution(t(atoms), t(p), t(SUPPORT))
     np.testing.assert_allclose(got, ref.project(atoms, p, SUPPORT), atol=1e-12)
@@ -90,7 +90,7 @@ def test_atoms_on_the_ends_of_the_support_give_all_mass_to_the_end_bins(end):
     alpha=floats(1e-4, 2),
     steps=arrays(np.int64, 4, elements=st.integers(1, 3)),
 )
-def test_target_support_is_that_of_the_reference(reward, terminated, log_prob, alpha, steps):
+def test_target_support_matches_the_reference(reward, terminated, log_prob, alpha, steps):
     discount = 0.97**steps
     got = F.target_support(t(reward), t(terminated), t(-alpha * log_prob), t(SUPPORT), t(discount))
     want = ref.target_atoms(reward, terminated, log_prob, alpha, discount, SUPPORT)
@@ -112,7 +112,7 @@ def test_only_terminated_cuts_the_bootstrap():
 
 
 @given(logits=matrix(3, BINS, -30, 30), target=matrix(3, BINS, -8, 8))
-def test_value_and_cross_entropy_are_those_of_the_reference(logits, target):
+def test_value_and_cross_entropy_match_the_reference(logits, target):
     log_p, p = np.log(distribution(logits)), distribution(target)
     np.testing.assert_allclose(
         F.categorical_value(t(log_p), t(SUPPORT)), ref.value(log_p, SUPPORT), atol=1e-12
@@ -121,7 +121,7 @@ def test_value_and_cross_entropy_are_those_of_the_reference(logits, target):
 
 
 @given(u=vector(5, -30, 30))
-def test_tanh_log_det_is_that_of_the_reference(u):
+def test_tanh_log_det_matches_the_reference(u):
     want = ref.log_tanh_derivative(u)
     np.testing.assert_allclose(F.tanh_log_det(t(u)), want, rtol=1e-13, atol=1e-13)
 
@@ -142,7 +142,7 @@ def test_tanh_log_det_is_exact_and_has_a_gradient_far_out_in_float32(u):
     eps=vector(4, -4, 4),
     half_width=floats(0.01, 100),
 )
-def test_squashed_log_prob_is_that_of_the_reference(mean, log_std, eps, half_width):
+def test_squashed_log_prob_matches_the_reference(mean, log_std, eps, half_width):
     std = np.exp(log_std)
     u = mean + std * eps
     normal = -0.5 * eps**2 - np.log(std) - 0.5 * np.log(2 * np.pi)
@@ -167,7 +167,7 @@ def test_log_std_is_squashed_to_minus_ten_and_two(raw):
 
 @pytest.mark.parametrize("action_dim", [1, 12, 21])
 @pytest.mark.parametrize("sigma", [0.15, 1.0])
-def test_target_entropy_is_that_of_independent_normals(action_dim, sigma):
+def test_target_entropy_is_the_entropy_of_independent_normals(action_dim, sigma):
     normal = torch.distributions.Normal(0.0, torch.full((action_dim,), sigma, dtype=torch.float64))
     assert F.target_entropy(action_dim, sigma) == pytest.approx(normal.entropy().sum().item())
     assert F.target_entropy(action_dim, sigma) == pytest.approx(
@@ -183,7 +183,7 @@ def test_zeta_law_is_the_truncated_inverse_square(longest):
 @given(
     step=st.integers(0, 2000), warmup_steps=st.integers(0, 500), decay_steps=st.integers(1, 1000)
 )
-def test_learning_rate_is_that_of_the_reference(step, warmup_steps, decay_steps):
+def test_learning_rate_matches_the_reference(step, warmup_steps, decay_steps):
     shape = {"init": 1e-5, "peak": 3e-4, "end": 1.5e-4}
     kwargs = {**shape, "warmup_steps": warmup_steps, "decay_steps": decay_steps}
     assert F.learning_rate(step, **kwargs) == pytest.approx(ref.learning_rate(step, **kwargs))

@@ -8,6 +8,7 @@ import pytest
 import torch
 from reference.tiny import ACTION, OBS, tiny_batch, tiny_critic, tiny_loss
 from torch import Tensor
+from torchrl import timeit
 
 from unilab.errors import ConfigError
 from unilab.modules import FlashSACActor
@@ -66,6 +67,12 @@ def test_metrics_of_the_latest_actor_step_stay_between_actor_steps():
         assert torch.equal(first[name], second[name])
     assert not torch.equal(first["loss_qvalue"], second["loss_qvalue"])
     assert not any(value.requires_grad for value in second.values())
+
+
+def test_updates_are_timed_by_torchrl():
+    timeit.erase()
+    run(FlashSACLearner(tiny_loss()), range(2))
+    assert timeit.todict()["update"] > 0.0
 
 
 def test_updates_are_the_same_bit_for_bit_for_the_same_seed():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+import pytest
 import torch
 from reference.pendulum import pendulum
 from torchrl.collectors import Collector
@@ -53,6 +54,7 @@ class Parts:
             assert still == {n for n in names if n.endswith(("support", "scale", "offset"))}
 
 
+@pytest.mark.slow
 def test_it_trains_under_torchrls_trainer():
     parts = Parts()
     trainer = Trainer(
@@ -73,6 +75,7 @@ def test_it_trains_under_torchrls_trainer():
     parts.check_all_moved()
 
 
+@pytest.mark.slow
 def test_it_trains_under_torchrls_sac_trainer():
     parts = Parts()
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Whole updates against the float64 rendering: losses, gradients, weights, statistics."""
+"""Whole updates against the float64 reference: losses, gradients, weights, statistics."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def gradients(module: nn.Module) -> Arrays:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_updates_are_those_of_the_reference(case):
+def test_updates_match_the_reference(case):
     settings = CASES[case]
     learner, reference = build(settings, torch.float64)
     loss = learner.loss
@@ -87,7 +87,7 @@ def test_updates_are_those_of_the_reference(case):
         assert_close(arrays(loss.target_critic), reference.target, 1e-6, "target")
 
 
-def test_first_update_in_float32_is_that_of_the_reference_to_rounding():
+def test_first_update_in_float32_matches_the_reference_to_rounding():
     learner, reference = build(Settings(), torch.float32)
     batch = tiny_batch(ROWS)
     torch.manual_seed(0)

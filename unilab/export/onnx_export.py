@@ -95,7 +95,7 @@ def export_onnx(
             cause = first_line(error.__cause__ or error)
             raise ActorContractError(
                 f"{type(actor).__name__} cannot be exported ({cause}): as_export_module() must "
-                "take obs [batch, obs_dim] alone, return the action, and not branch on values or "
+                "take only obs [batch, obs_dim], return the action, and not branch on values or "
                 "on the batch size"
             ) from error
     _write(path.resolve(), content)  # the target of a link, not the link

@@ -116,6 +116,6 @@ def _invert(
         u = torch.where(gains, u - step, u)
         residual = forward(u) - action
     at = jacobian(u)
-    # The error of u is that of the action, about 1e-16, over the slope.
+    # The error of u is the error of the action, about 1e-16, over the slope.
     steep = torch.linalg.svdvals(at).amin(-1) > 1e-6
     return u, at, steep & (residual.abs().amax(-1) < 1e-12)

@@ -218,7 +218,7 @@ class FlashSACLoss(LossModule):
         return list(dict.fromkeys(names))
 
     def normalize_parameters(self) -> None:
-        """Bring actor and critic back to their unit norms, in place; the target is left alone."""
+        """Bring actor and critic back to their unit norms, in place; not the target."""
         self.actor.normalize_parameters()
         self.critic.normalize_parameters()
 
@@ -248,7 +248,7 @@ class FlashSACLoss(LossModule):
         )
 
     def actor_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss of the actor alone; the critic is frozen.
+        """Loss of the actor; the critic is frozen.
 
         Args:
             tensordict: batch ``[B]``.
@@ -366,7 +366,7 @@ class FlashSACLoss(LossModule):
         discount: Tensor,
         entropy_bonus: Tensor,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The critic's loss as a function of tensors alone.
+        """The critic's loss as a pure function of tensors.
 
         Args:
             critic_obs: ``[2B, Oc]`` critic observations, then next critic observations.

@@ -90,7 +90,7 @@ def semantics_problem(saved: Any, live: Mapping[str, Any] | None = None) -> str:
     """
     if not isinstance(saved, Mapping):
         what = "no actor_semantics" if saved is None else f"actor_semantics={saved!r}"
-        return f"it has {what}, which say what its weights mean: train again"
+        return f"it has {what}, so the meaning of its weights is unknown: train again"
     version = saved.get("schema_version")
     if version != SCHEMA_VERSION or isinstance(version, bool):
         return (

@@ -1,4 +1,4 @@
-"""Recorders: episodes as TensorDicts, in memory or in a folder."""
+"""Recorders: episodes as TensorDicts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from envs.tables import ON_TWINS, act, assert_bitwise_equal, drive, twins
 from unilab.envs import (
     RecorderTermCfg,
     RecordingCfg,
-    load_episodes,
     mdp,
 )
 from unilab.errors import ConfigError
@@ -17,12 +16,6 @@ from unilab.errors import ConfigError
 
 def term(func, mode, **params):
     return RecorderTermCfg(func=func, mode=mode, params=params)
-
-
-def into(folder, env):
-    """The environment, told to write to a folder."""
-    env.set_output_dir(str(folder))
-    return env
 
 
 TRANSITIONS = {
@@ -119,78 +112,6 @@ def test_max_episodes_bounds_the_memory(tmp_path):
     env.step(act(env, root))
     env.reset()
     assert len(env.recorder_manager.drain()) == 4
-
-
-def test_episodes_go_to_the_output_folder(tmp_path):
-    kept = twins(tmp_path, recorders=TRANSITIONS)
-    data = drive(kept, 10)
-    run = tmp_path / "run"
-    env = into(run, twins(tmp_path, recorders=TRANSITIONS))
-    assert_bitwise_equal(drive(env, 10), data)
-    assert env.recorder_manager.drain() == []
-    written, expected = load_episodes(run / "episodes"), kept.recorder_manager.drain()
-    assert len(written) == len(expected) == 8
-    for episode, other in zip(written, expected, strict=True):
-        assert_bitwise_equal(episode, other)
-        assert episode["steps"].batch_size == other["steps"].batch_size
-    assert {p.name for p in tmp_path.iterdir()} == {"twins.xml", "run"}
-    assert {p.name for p in run.iterdir()} == {"episodes"}
-
-
-def test_a_resumed_run_continues_the_numbers(tmp_path):
-    for _ in range(2):
-        drive(into(tmp_path, twins(tmp_path, recorders=TRANSITIONS)), 5)
-    names = sorted(p.name for p in (tmp_path / "episodes").iterdir())
-    assert names == [f"episode_{i:06d}" for i in range(8)]
-
-
-def test_max_episodes_bounds_the_folder(tmp_path):
-    recording = RecordingCfg(max_episodes=6)
-    for _ in range(2):
-        env = twins(tmp_path, recorders=TRANSITIONS, recording=recording)
-        drive(into(tmp_path, env), 5)
-    assert len(load_episodes(tmp_path / "episodes")) == 6
-
-
-def test_a_partial_episode_is_ignored(tmp_path):
-    folder = tmp_path / "episodes"
-    left = folder / ".episode_000000.tmp"
-    left.mkdir(parents=True)
-    (left / "meta.json").write_text("{")
-    with pytest.raises(ConfigError, match=str(folder)):
-        load_episodes(folder)
-    drive(into(tmp_path, twins(tmp_path, recorders=TRANSITIONS)), 5)
-    assert len(load_episodes(folder)) == 4
-
-
-def test_a_failed_write_leaves_the_environment_unchanged(tmp_path):
-    env = into(tmp_path / "run", twins(tmp_path, recorders=TRANSITIONS))
-    (tmp_path / "run").write_text("in the way")
-    with pytest.raises(NotADirectoryError):
-        drive(env, 5)
-    (tmp_path / "run").unlink()
-    env.reset()
-    episodes = load_episodes(tmp_path / "run" / "episodes")
-    assert [int(e["env_id"]) for e in episodes] == [0, 1, 2, 3]
-    assert all(e["steps"].batch_size == (5,) and e["truncated"] for e in episodes)
-
-
-def test_two_environments_share_a_folder(tmp_path):
-    envs = [into(tmp_path, twins(tmp_path, recorders=TRANSITIONS, seed=s)) for s in (0, 1)]
-    for env in envs:
-        drive(env, 10)
-    episodes = load_episodes(tmp_path / "episodes")
-    for seed, own in enumerate((episodes[:8], episodes[8:])):
-        alone = twins(tmp_path, recorders=TRANSITIONS, seed=seed)
-        drive(alone, 10)
-        for episode, expected in zip(own, alone.recorder_manager.drain(), strict=True):
-            assert_bitwise_equal(episode, expected)
-
-
-@pytest.mark.parametrize("name", ["../obs", "a/b", "", "a.b"])
-def test_bad_term_name_is_refused(tmp_path, name):
-    with pytest.raises(ConfigError, match="recorder"):
-        twins(tmp_path, recorders={name: term(mdp.last_action, "pre_step")})
 
 
 @pytest.mark.parametrize("name", ["num_envs", "max_steps", "max_episodes"])

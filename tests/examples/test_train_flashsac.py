@@ -11,11 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from reference.recorded import recorded_pendulum
 
-from unilab import registry
 from unilab.conf import compose
-from unilab.envs import load_episodes
 from unilab.errors import CheckpointError, ConfigError
 from unilab.examples.train_flashsac import train
 
@@ -80,21 +77,6 @@ def test_a_pipelined_run_trains_evaluates_and_can_be_resumed(tmp_path):
 
     assert train(compose([f"training.resume={run}", "algo.total_frames=240"])) == 0
     assert int(rows(run)[-1]["frames"]) == 240
-
-
-@pytest.mark.parametrize("collector", ["sync", "pipelined"])
-def test_recorded_episodes_lie_in_the_run_folder(tmp_path, monkeypatch, collector):
-    monkeypatch.setitem(registry._registered, "pendulum_swingup", recorded_pendulum)
-    monkeypatch.chdir(tmp_path)
-    settings = [f"training.collector={collector}", "training.run_dir=run"]
-    assert train(compose([*TINY, *settings])) == 0
-    # 40 steps of 4 environments in episodes of 20; evaluation has 2 environments.
-    collected = load_episodes(tmp_path / "run" / "episodes")
-    assert [int(e["env_id"]) for e in collected] == [0, 1, 2, 3] * 2
-    assert all(e["steps", "obs"].shape == (20, 3) and e["truncated"] for e in collected)
-    evaluated = load_episodes(tmp_path / "run" / "evaluation" / "episodes")
-    assert {int(e["env_id"]) for e in evaluated} == {0, 1}
-    assert [p.name for p in tmp_path.iterdir()] == ["run"]
 
 
 def test_the_critic_reads_its_own_group_where_the_task_has_one(tmp_path):

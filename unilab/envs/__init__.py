@@ -18,7 +18,6 @@ from unilab.envs.managers import (
     RewardTermCfg,
     TerminationTermCfg,
     UniformNoiseCfg,
-    load_episodes,
     reads,
     writes,
 )
@@ -49,7 +48,6 @@ __all__ = [
     "TerminationTermCfg",
     "TorchEnv",
     "UniformNoiseCfg",
-    "load_episodes",
     "mdp",
     "reads",
     "writes",

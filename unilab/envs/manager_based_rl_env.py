@@ -197,7 +197,6 @@ class ManagerBasedRlEnv(TorchEnv):
         return super().drain_metrics() | self.curriculum_manager.metrics | episodes
 
     def set_output_dir(self, path: str) -> None:
-        self.recorder_manager.set_folder(Path(path) / "episodes")
         if self._guard is not None:
             self._guard.parent = Path(path)
 

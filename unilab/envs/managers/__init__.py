@@ -24,7 +24,6 @@ from unilab.envs.managers.recorder import (
     RecorderManager,
     RecorderTermCfg,
     RecordingCfg,
-    load_episodes,
 )
 from unilab.envs.managers.reward import RewardManager, RewardTermCfg
 from unilab.envs.managers.term import ManagerTermBase, reads, writes
@@ -56,7 +55,6 @@ __all__ = [
     "TerminationManager",
     "TerminationTermCfg",
     "UniformNoiseCfg",
-    "load_episodes",
     "reads",
     "writes",
 ]

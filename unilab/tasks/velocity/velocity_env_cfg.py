@@ -1,4 +1,4 @@
-"""What the velocity tasks share: randomization, and a switch that leaves it out."""
+"""Randomization of the velocity tasks, and the switch that leaves it out."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Cheetah(DmcEnv):
 
     def _write(self, rows: Tensor, start: dict[str, Tensor]) -> None:
         super()._write(rows, start)
-        # Let it come to rest on the ground.
+        # Let it settle on the ground.
         self.backend.step_rows(rows, _SETTLING_STEPS)
         self.data["time"][rows] = 0.0
 

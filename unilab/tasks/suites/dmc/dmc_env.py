@@ -61,7 +61,7 @@ class DmcEnv(SuiteEnv):
         self.backend.set_state_tensor(rows, qpos, qvel)
         if "act" in start:
             self.data["act"][rows] = start["act"]
-        # dm_control has no controls yet, and disables actuation to compute the first sensors.
+        # At a reset dm_control computes the sensors with actuation disabled.
         enabled = self._disableflags[rows]
         self._disableflags[rows] = enabled | int(mujoco.mjtDisableBit.mjDSBL_ACTUATION)
         self.backend.set_state_tensor(rows, qpos, qvel, reset=False)
@@ -114,7 +114,7 @@ class DmcEnv(SuiteEnv):
         return ContactQuery(self.backend.mj_model, self.num_envs, self.cfg.num_threads)
 
     def _home(self, rows: int) -> dict[str, Tensor]:
-        """The model's own pose, at rest."""
+        """The model's initial pose, at rest."""
         qpos = self.backend.default_qpos.repeat(rows, 1)
         return {"qpos": qpos, "qvel": qpos.new_zeros(rows, self.data["qvel"].shape[1])}
 
@@ -122,7 +122,7 @@ class DmcEnv(SuiteEnv):
         """``[rows, nq]``: joints uniform in their ranges, unlimited hinges in [-pi, pi].
 
         ``dm_control.suite.utils.randomizers.randomize_limited_and_rotational_joints`` for models
-        without ball joints; unlimited slides, and where a root is, stay.
+        without ball joints. Unlimited slides and the position of a free root stay.
         """
         low, high = self.backend.default_qpos.clone(), self.backend.default_qpos.clone()
         for joint in self.backend.joints:
@@ -136,14 +136,14 @@ class DmcEnv(SuiteEnv):
         for joint in self.backend.joints:
             if joint.type == "free":
                 turned = slice(joint.qpos.start + 3, joint.qpos.stop)
-                # Of the unit cube, not the sphere: the suite's benchmarks have it so.
+                # Uniform in the unit cube, not on the sphere: the suite does so.
                 quat = self._uniform(rows, torch.zeros(4).double(), torch.ones(4).double())
                 qpos[:, turned] = quat / quat.norm(dim=1, keepdim=True)
         return qpos
 
 
 class ContactQuery:
-    """Tells which poses touch something, in a batch of simulations of its own.
+    """Tells which poses touch something, in a separate batch of simulations.
 
     Args:
         model: the task's.

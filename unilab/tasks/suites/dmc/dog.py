@@ -19,7 +19,7 @@ _MIN_UPRIGHT = math.cos(math.radians(30.0))
 _STAND_HEIGHT_FRACTION = 0.9
 _TRUNK = ("torso", "pelvis")
 _SOLES = ("palm_L", "palm_R", "sole_L", "sole_R")
-_TIME_LIMIT = 15.0  # s, by which the suite sizes the floor
+_TIME_LIMIT = 15.0  # s; the suite sizes the floor by it
 
 
 class Dog(DmcEnv):
@@ -58,7 +58,7 @@ class Dog(DmcEnv):
         return torch.stack(bodies, 1)
 
     def _tilt(self, data: Mapping[str, Tensor]) -> Tensor:
-        """``[n, 3, 3]``, what is vertical in the frames of skull, torso and pelvis."""
+        """``[n, 3, 3]``, the vertical axis in the frames of skull, torso and pelvis."""
         frames = [self._frame(data, name)[:, 2] for name in ("skull", *_TRUNK)]
         return torch.stack(frames, 1)
 

@@ -14,7 +14,7 @@ from unilab.checks import Positive
 from unilab.tasks.suites.dmc.dmc_env import DmcEnv, MoveCfg
 from unilab.tasks.suites.dmc.tolerance import at_least
 
-_TIME_LIMIT = 20.0  # s, by which the suite sizes the floor
+_TIME_LIMIT = 20.0  # s; the suite sizes the floor by it
 
 
 class Quadruped(DmcEnv):
@@ -75,7 +75,7 @@ class Quadruped(DmcEnv):
         qpos = start["qpos"]
         quat = self._normal(rows, 4, 1.0)
         qpos[:, 3:7] = quat / quat.norm(dim=1, keepdim=True)
-        # Up in steps of 1 cm, from within the floor to where nothing touches.
+        # Raise it from inside the floor in steps of 1 cm until nothing touches.
         qpos[:, :3] = 0.0
         low = torch.arange(rows)
         while (low := low[self._touching(qpos[low])]).shape[0]:

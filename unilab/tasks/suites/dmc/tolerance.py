@@ -1,4 +1,4 @@
-"""The soft bounds that rewards of the DeepMind Control Suite are made of (Tassa et al., 2018)."""
+"""Soft bounds for rewards, as in the DeepMind Control Suite (Tassa et al., 2018)."""
 
 from __future__ import annotations
 

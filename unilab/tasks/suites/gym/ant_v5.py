@@ -46,7 +46,7 @@ class AntCfg(ContactCfg):
     ctrl_cost_weight: float = 0.5
     contact_cost_weight: float = 5e-4
     contact_force_range: tuple[Bound, Bound] = (-1.0, 1.0)
-    """N and N m, to which contact forces are clipped."""
+    """Bounds of the contact forces, N and N m."""
     reset_noise_scale: float = 0.1
     healthy_z_range: tuple[Bound, Bound] = (0.2, 1.0)
 

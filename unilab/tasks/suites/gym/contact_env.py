@@ -1,4 +1,4 @@
-"""Contact forces on bodies (``cfrc_ext``), as Gymnasium finds them after a step."""
+"""Contact forces on bodies (``cfrc_ext``), as Gymnasium reads them after a step."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class ContactCfg(HealthyCfg):
 class ContactEnv(FallingEnv):
     """A Gymnasium task that reads ``data["cfrc_ext"]``, ``[num_envs, 6 * nbody]``.
 
-    Gymnasium calls ``mj_rnePostConstraint`` behind ``mj_step``, where the contacts are those that
-    the integrator met last: of a Runge-Kutta substep its fourth stage. A batch of simulations
-    publishes no contacts, but the fourth stage's positions and velocities. A second batch computes
-    the forces from them, in the rows that touch anything; a reset sets them to zero.
+    Gymnasium calls ``mj_rnePostConstraint`` after ``mj_step``. The contacts are then those of the
+    integrator's last stage, the fourth of a Runge-Kutta substep. A batch of simulations publishes
+    positions and velocities of that stage, but not its contacts. A second batch computes the forces
+    from them in the rows that touch anything; a reset sets the forces to zero.
 
     The robot has a free root, and a motor on each of its joints.
     """
@@ -84,7 +84,7 @@ class ContactEnv(FallingEnv):
     def _advance(self, ctrl: Tensor) -> None:
         views = self._forces.get_state_views()
         self.backend.step_tensor(ctrl, self.decimation - 1)
-        # All four stages of the last substep begin their search for forces here.
+        # All four stages of the last substep warm-start their constraint solver here.
         views["qacc_warmstart"].copy_(self.data["qacc_warmstart"])
         self.backend.step_tensor(ctrl, 1)
         touching = self.data["ncon"] > 0
@@ -97,7 +97,7 @@ class ContactEnv(FallingEnv):
         self.data["cfrc_ext"].copy_(views["cfrc_ext"]).masked_fill_(~touching, 0.0)
 
     def _last_stage(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """``qpos`` and ``qvel`` of the integrator's last stage, from the fields derived of them."""
+        """``qpos`` and ``qvel`` of the integrator's last stage, from fields derived from them."""
 
         def taken(name: str, columns: slice = slice(None)) -> Tensor:
             return self.data[name][:, columns].index_select(0, rows)

@@ -24,7 +24,7 @@ class GymEnvCfg(SuiteEnvCfg):
     ctrl_cost_weight: float
     """Cost of the squared controls, summed over the actuators."""
     reset_noise_scale: float
-    """Of the random offsets, in each coordinate's own unit, that an episode begins with."""
+    """Scale of the random offsets that an episode begins with, in each coordinate's unit."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -60,7 +60,7 @@ class HumanoidCfg(ContactCfg):
     ctrl_cost_weight: float = 0.1
     contact_cost_weight: float = 5e-7
     contact_cost_range: tuple[Bound, Bound] = (-math.inf, 10.0)
-    """To which the cost of contacts is clipped."""
+    """Bounds of the cost of contacts."""
     healthy_reward: float = 5.0
     reset_noise_scale: float = 1e-2
     healthy_z_range: tuple[Bound, Bound] = (1.0, 2.0)

@@ -16,59 +16,46 @@ def quats() -> torch.Tensor:
     return q / q.norm(dim=1, keepdim=True)
 
 
-def test_rotate_inverse_is_mju_rot_vec_quat_of_the_conjugate(quats):
+def rotated(quats, vecs, *, inverse):
+    """``mju_rotVecQuat`` of every row."""
+    out, quat = np.zeros((len(quats), 3)), np.zeros(4)
+    for i, q in enumerate(quats.double().numpy()):
+        (mujoco.mju_negQuat if inverse else np.copyto)(quat, q)
+        mujoco.mju_rotVecQuat(out[i], vecs[i].double().numpy(), quat)
+    return torch.from_numpy(out).float()
+
+
+def assert_near(value, expected, atol=1e-6):
+    torch.testing.assert_close(value, expected, atol=atol, rtol=0)
+
+
+def test_rotate_inverse(quats):
     vecs = torch.randn(20, 3, generator=torch.Generator().manual_seed(1))
-    expected, conjugate = np.zeros((20, 3)), np.zeros(4)
-    for i in range(20):
-        mujoco.mju_negQuat(conjugate, quats[i].double().numpy())
-        mujoco.mju_rotVecQuat(expected[i], vecs[i].double().numpy(), conjugate)
-    torch.testing.assert_close(
-        rotations.rotate_inverse(quats, vecs).double(),
-        torch.from_numpy(expected),
-        atol=1e-6,
-        rtol=0,
-    )
+    assert_near(rotations.rotate_inverse(quats, vecs), rotated(quats, vecs, inverse=True))
 
 
-def test_gravity_direction_is_down_seen_from_the_frame(quats):
-    expected, conjugate = np.zeros((20, 3)), np.zeros(4)
-    for i in range(20):
-        mujoco.mju_negQuat(conjugate, quats[i].double().numpy())
-        mujoco.mju_rotVecQuat(expected[i], np.array([0.0, 0.0, -1.0]), conjugate)
-    torch.testing.assert_close(
-        rotations.gravity_direction(quats).double(), torch.from_numpy(expected), atol=1e-6, rtol=0
-    )
+def test_gravity_direction(quats):
+    down = torch.tensor([0.0, 0.0, -1.0]).expand(20, 3)
+    assert_near(rotations.gravity_direction(quats), rotated(quats, down, inverse=True))
+    assert rotations.gravity_direction(quats[:1]).tolist() == [[0.0, 0.0, -1.0]]
 
 
-def test_gravity_points_down_when_upright():
-    upright = torch.tensor([[1.0, 0.0, 0.0, 0.0]])
-    assert rotations.gravity_direction(upright).tolist() == [[0.0, 0.0, -1.0]]
+def test_heading(quats):
+    ahead = rotated(quats, torch.tensor([1.0, 0.0, 0.0]).expand(20, 3), inverse=False)
+    assert_near(rotations.heading(quats), torch.atan2(ahead[:, 1], ahead[:, 0]), atol=1e-5)
 
 
-def test_multiply_is_mju_mul_quat(quats):
-    other = quats.flip(0)
-    expected = np.zeros((20, 4))
+def test_multiply(quats):
+    other, expected = quats.flip(0), np.zeros((20, 4))
     for i in range(20):
         mujoco.mju_mulQuat(expected[i], quats[i].double().numpy(), other[i].double().numpy())
-    torch.testing.assert_close(
-        rotations.multiply(quats, other).double(), torch.from_numpy(expected), atol=1e-6, rtol=0
-    )
+    assert_near(rotations.multiply(quats, other), torch.from_numpy(expected).float())
 
 
-def test_from_euler_turns_about_the_fixed_axes_x_then_y_then_z():
+def test_from_euler_rotates_about_fixed_x_then_y_then_z():
     angles = torch.rand(20, 3, generator=torch.Generator().manual_seed(2)) * 6 - 3
     expected = np.zeros((20, 4))
     for i in range(20):
         mujoco.mju_euler2Quat(expected[i], angles[i].double().numpy(), "XYZ")
-    quat = rotations.from_euler(*angles.unbind(1)).double()
-    torch.testing.assert_close(quat, torch.from_numpy(expected), atol=1e-6, rtol=0)
-
-
-def test_heading_is_where_the_x_axis_points_seen_from_above(quats):
-    expected, forward = np.zeros(20), np.zeros(3)
-    for i in range(20):
-        mujoco.mju_rotVecQuat(forward, np.array([1.0, 0.0, 0.0]), quats[i].double().numpy())
-        expected[i] = np.arctan2(forward[1], forward[0])
-    torch.testing.assert_close(
-        rotations.heading(quats).double(), torch.from_numpy(expected), atol=1e-5, rtol=0
-    )
+    quats = rotations.from_euler(*angles.unbind(1))
+    assert_near(quats, torch.from_numpy(expected).float())

@@ -2,11 +2,24 @@
 
 import pytest
 import torch
-from envs.tables import assert_bitwise_equal, go2, twins
+from envs.tables import act, assert_bitwise_equal, go2, physics_state, twins
+from tensordict import TensorDict
 from torchrl.collectors import Collector
-from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
-from torchrl.envs import EnvBase, RewardSum, StepCounter, TransformedEnv, check_env_specs
-from torchrl.envs.transforms import Compose, InitTracker
+from torchrl.data import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
+from torchrl.envs import (
+    Compose,
+    ConditionalSkip,
+    EnvBase,
+    InitTracker,
+    MultiAction,
+    RewardSum,
+    StepCounter,
+    TransformedEnv,
+    check_env_specs,
+)
+
+import unilab
+from unilab.errors import CapabilityError
 
 
 def test_c1_passes_check_env_specs(tmp_path):
@@ -119,3 +132,52 @@ def test_pytorchs_threads_are_as_before_after_a_step_and_after_a_failure(tmp_pat
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(outside)
+
+
+def test_step_mask_that_leaves_environments_out_is_refused(tmp_path):
+    env = twins(tmp_path, num_envs=2)
+    root, before = env.reset(), physics_state(env)
+    with pytest.raises(CapabilityError, match=r"_step.*\[1\].*break_when_all_done"):
+        env.step(act(env, root.clone()).set("_step", torch.tensor([True, False])))
+    skipping = TransformedEnv(env, ConditionalSkip(cond=lambda td: torch.tensor([False, True])))
+    with pytest.raises(CapabilityError, match="_step"):
+        skipping.step(TensorDict({"action": torch.zeros(2, 2)}, [2]))
+    assert torch.equal(physics_state(env), before)
+    env.step(act(env, root))
+
+
+def test_step_mask_of_all_environments_is_a_step(tmp_path):
+    env = twins(tmp_path, num_envs=2)
+    env.step(act(env, env.reset()).set("_step", torch.ones(2, dtype=torch.bool)))
+    assert env.episode_length.tolist() == [1, 1]
+
+
+def test_a_chunk_of_actions_is_a_step_each(tmp_path):
+    chunks = MultiAction(dim=1, stack_rewards=True, stack_observations=False)
+    env = TransformedEnv(twins(tmp_path, num_envs=2), chunks)
+    after = env.step(env.reset().set("action", torch.zeros(2, 4, 2)))["next"]
+    assert after["reward"].shape == (2, 4, 1)
+    assert env.base_env.episode_length.tolist() == [4, 4]
+
+
+@pytest.mark.slow
+def test_two_collector_processes_of_torchrl_fill_a_shared_buffer():
+    make_env = unilab.registry.factory(
+        "pendulum_swingup", num_envs=2, seed=0, overrides={"num_threads": 1}
+    )
+    buffer = ReplayBuffer(storage=LazyTensorStorage(200, ndim=2), batch_size=8, shared=True)
+    collector = Collector(
+        make_env,
+        None,
+        num_collectors=2,
+        frames_per_batch=8,
+        total_frames=48,
+        replay_buffer=buffer,
+    )
+    for _ in collector:
+        pass
+    collector.shutdown()
+    rows = buffer[:]
+    assert rows.numel() >= 48
+    assert rows["next", "reward"].isfinite().all()
+    assert len(torch.unique(rows["obs"].reshape(-1, 3), dim=0)) > 8

@@ -28,7 +28,7 @@ class TensorExecution:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorCapabilities:
-    """What a backend can do; environments decide support from this and not from its name."""
+    """Capabilities of a backend; environments decide support from them, not from its name."""
 
     state_fields: Mapping[str, int]
     """Readable fields and their widths (``qpos`` -> nq)."""

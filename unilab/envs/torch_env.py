@@ -45,7 +45,7 @@ class _OneThread(AbstractContextManager[None]):
 
 @dataclass
 class _State:
-    """What an environment keeps between calls, besides its tensors.
+    """Mutable state of an environment, besides its tensors.
 
     A separate object, because writing to an attribute of an ``EnvBase``, an ``nn.Module``, is slow.
     """

@@ -18,7 +18,9 @@ import torch
         "unilab.modules.critic",
         "unilab.modules.policy",
         "unilab.objectives.flashsac",
+        "unilab.trainers.async_runner",
         "unilab.trainers.learner",
+        "unilab.trainers.runner",
     ],
 )
 def test_examples_run(module):

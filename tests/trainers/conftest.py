@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torchrl.envs import InitTracker, TransformedEnv
 
 import unilab
 from unilab.data import RewardNormalizer, make_replay_buffer
+from unilab.errors import CheckpointError
 from unilab.modules import FlashSACActor, FlashSACCritic, FlashSACPolicy
 from unilab.objectives import FlashSACLoss
 from unilab.record import MetricLogger
@@ -172,3 +174,35 @@ def session(tmp_path: Path) -> Callable[..., Session]:
 @pytest.fixture(name="differing")
 def _differing() -> Callable[..., list[str]]:
     return differing
+
+
+@pytest.fixture(scope="module")
+def _trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, torch.Tensor]]:
+    torch.set_num_threads(1)
+    run = Session(tmp_path_factory.mktemp("trained"))
+    run.train(20)
+    return run.checkpointer.latest(), run.state()
+
+
+@pytest.fixture
+def trained(
+    _trained: tuple[Path, dict[str, torch.Tensor]], tmp_path: Path
+) -> tuple[Path, dict[str, torch.Tensor]]:
+    """A checkpoint after 80 frames in the folder of the test's sessions, and its state."""
+    path, state = _trained
+    shutil.copytree(path.parent, tmp_path / "checkpoints")
+    return tmp_path / "checkpoints" / path.name, state
+
+
+@pytest.fixture
+def refused(session: Callable[..., Session]) -> Callable[..., None]:
+    """Checks that a new session refuses a checkpoint and does not change."""
+
+    def check(match: str, path: Path | None = None, **kwargs: Any) -> None:
+        other = session(seed=1, **kwargs)
+        before = other.state()
+        with pytest.raises(CheckpointError, match=match):
+            other.checkpointer.load(path)
+        assert differing(before, other.state()) == []
+
+    return check

@@ -21,16 +21,6 @@ from tensordict import NonTensorData, TensorDict
 from unilab.errors import CheckpointError
 from unilab.trainers import Counters
 
-TICKS = 12
-
-
-@pytest.fixture
-def saved(session):
-    """A trained session, its checkpoint and the state that lies in it."""
-    run = session()
-    run.train(TICKS)
-    return run, run.checkpointer.latest(), run.state()
-
 
 def files(checkpoint: Path) -> list[Path]:
     return sorted(p.relative_to(checkpoint) for p in checkpoint.rglob("*") if p.is_file())
@@ -45,18 +35,19 @@ def flip(content: bytes, rng: random.Random) -> bytes:
     return content[:at] + bytes([content[at] ^ 1 << rng.randrange(8)]) + content[at + 1 :]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", [cut, flip])
 def test_c21_a_file_damaged_anywhere_is_refused_whole_or_loads_whole(
-    session, differing, saved, tmp_path, damage
+    session, differing, trained, tmp_path, damage
 ):
-    _, path, state = saved
+    path, state = trained
     other = session(seed=1)
     before = other.state()
     broken, rng = tmp_path / "broken", random.Random(0)
     assert len(files(path)) == 13  # a file and a digest for each component, and the manifest
     refused = 0
     for file in files(path):
-        # The manifest has the most ways to be wrong and yet readable.
+        # The manifest has the most ways to be wrong and still readable.
         for _ in range(40 if file.name == "manifest.json" else 6):
             shutil.copytree(path, broken)
             (broken / file).write_bytes(damage((path / file).read_bytes(), rng))
@@ -66,7 +57,7 @@ def test_c21_a_file_damaged_anywhere_is_refused_whole_or_loads_whole(
                 refused += 1
                 assert differing(before, other.state()) == [], file
             else:
-                # Such as its date: nothing that is loaded.
+                # A value that is not loaded, such as the date.
                 assert file.name == "manifest.json"
                 assert differing(state, other.state()) == []
                 other = session(seed=1)
@@ -99,38 +90,31 @@ def tensordict_folder(folder: Path, code: RunsCode) -> None:
 
 @pytest.mark.parametrize("plant", [torch_file, bare_pickle, tensordict_folder])
 def test_c24_planted_code_does_not_run_even_with_a_digest_that_fits(
-    session, differing, saved, tmp_path, plant
+    refused, trained, tmp_path, plant
 ):
-    _, path, _ = saved
+    path, _ = trained
     (file,) = path.glob("components/*-learner/state.pt")
     marker = tmp_path / "code-ran"
     plant(file.parent, RunsCode(marker))
     if file.exists():
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
         (file.parent / "state.sha256").write_text(digest)
-    other = session(seed=1)
-    before = other.state()
-    with pytest.raises(CheckpointError, match="is damaged") as caught:
-        other.checkpointer.load()
-    assert "`weights_only`" not in str(caught.value)  # PyTorch's advice would run the code
-    assert differing(before, other.state()) == []
+    refused(r"is damaged(?!.*`weights_only`)")  # PyTorch's advice would run the code
     assert not marker.exists()
 
 
-@pytest.mark.parametrize("size", [0, 100, 5_000, 20_000])
-def test_c23_a_disk_full_in_mid_save_leaves_the_last_good_checkpoint(
-    session, differing, saved, size
+@pytest.mark.parametrize("size", [0, 5_000])
+def test_c23_a_disk_full_while_saving_leaves_the_last_good_checkpoint(
+    session, differing, trained, size
 ):
-    run, path, state = saved
-    (learner,) = path.glob("components/*-learner/state.pt")
-    assert learner.stat().st_size > size
+    path, state = trained
+    run = session()
     run.train(4, save=False)
     with largest_file(size), pytest.raises(CheckpointError, match=str(path)):
         run.checkpointer.save(Counters(frames=1000))
     assert [p.name for p in path.parent.iterdir()] == [path.name]
-    other = session(seed=1)
-    assert other.checkpointer.load().frames == 4 * TICKS
-    assert differing(state, other.state()) == []
+    run.checkpointer.load()
+    assert differing(state, run.state()) == []
 
 
 @contextmanager
@@ -146,22 +130,22 @@ def unprivileged() -> Iterator[None]:
 
 
 def test_c23_a_read_only_folder_is_one_clear_error_and_can_still_be_loaded(
-    session, differing, saved
+    session, differing, trained
 ):
-    run, path, state = saved
+    path, state = trained
     shared = Path(tempfile.gettempdir())
     folders = [path.parent, *(p for p in path.parent.parents if shared in p.parents)]
     modes = [folder.stat().st_mode for folder in folders]
     path.parent.chmod(0o555)
     for folder in folders[1:]:
         folder.chmod(0o755)
+    run = session(seed=1)
     try:
-        with unprivileged(), pytest.raises(CheckpointError, match=str(path.parent)):
-            run.checkpointer.save(Counters(frames=1000))
-        other = session(seed=1)
         with unprivileged():
-            assert other.checkpointer.load().frames == 4 * TICKS
-        assert differing(state, other.state()) == []
+            with pytest.raises(CheckpointError, match=str(path.parent)):
+                run.checkpointer.save(Counters(frames=1000))
+            run.checkpointer.load()
+        assert differing(state, run.state()) == []
     finally:
         for folder, mode in zip(folders, modes, strict=True):
             folder.chmod(mode)

@@ -1,36 +1,45 @@
-"""What an environment finds in a process of its own, and what passes between the two."""
+"""EnvProcess: what its environment sees, calls, errors and end; clauses are ADR-0001's."""
 
 from __future__ import annotations
 
+import gc
 import os
 import random
-import subprocess
-import sys
+import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from reference.awkward import Drawing, Laden, Mute, Obliging, Remembering, making
+from reference.breaking import BREAKS_AT, breaking_pendulum
+from reference.counting import Counting
+from reference.processes import running, wait_until
 from torchrl.collectors import Collector
-from torchrl.envs import StepCounter, TransformedEnv, VecNormV2
+from torchrl.envs import EnvBase, ParallelEnv, StepCounter, TransformedEnv, VecNormV2
 
 import unilab
 from unilab.collectors import EnvProcess, PipelinedCollector
+from unilab.collectors.worker import Phase
 from unilab.errors import CollectorError
+from unilab.registry import EnvFactory
 
 pytestmark = pytest.mark.usefixtures("warm_start")
 N = 3
-ROOT = Path(unilab.__file__).parents[1]
 
 
-def rewards(collector: Any) -> torch.Tensor:
-    collected = torch.cat([batch["next", "reward"] for batch in collector], 1)
+def collect(make_env: Any, ticks: int = 10, **kwargs: Any) -> list[Any]:
+    collector = PipelinedCollector(make_env, frames_per_batch=N, total_frames=ticks * N, **kwargs)
+    batches = list(collector)
     collector.shutdown()
-    return collected
+    return batches
+
+
+def rewards(batches: Any) -> torch.Tensor:
+    return torch.cat([batch["next", "reward"].clone() for batch in batches], 1)
 
 
 @pytest.fixture
@@ -46,32 +55,28 @@ def process() -> Iterator[Callable[..., EnvProcess]]:
         each.close()
 
 
-def test_an_environment_may_keep_the_actions_that_it_gets():
-    seen = []
-    for kind in (PipelinedCollector, Collector):
-        env = making(Remembering) if kind is PipelinedCollector else making(Remembering)()
-        collector = kind(env, None, frames_per_batch=N, total_frames=9 * N)
-        torch.manual_seed(1)
-        seen.append(rewards(collector))
-    assert torch.equal(*seen)
+def test_environment_may_keep_the_actions_that_it_gets():
+    torch.manual_seed(1)
+    ours = rewards(collect(making(Remembering), 9))
+    theirs = Collector(making(Remembering)(), None, frames_per_batch=N, total_frames=9 * N)
+    torch.manual_seed(1)
+    assert torch.equal(ours, rewards(theirs))
 
 
-def test_global_generators_of_the_process_follow_the_learners_seed():
+def test_c23_global_generators_of_the_process_follow_the_learners_seed():
     def drawn(seed: int) -> torch.Tensor:
         torch.manual_seed(seed)
-        return rewards(PipelinedCollector(making(Drawing), frames_per_batch=N, total_frames=2 * N))
+        return rewards(collect(making(Drawing), 2))
 
-    np.random.seed(1)  # noqa: NPY002
     before = np.random.get_state()[1].copy(), random.getstate()  # noqa: NPY002
     first, same, other = drawn(5), drawn(5), drawn(6)
     assert torch.equal(first, same)
     assert (first != other).all()
-    # The learner's own stay where they were.
     assert (np.random.get_state()[1] == before[0]).all()  # noqa: NPY002
     assert random.getstate() == before[1]
 
 
-def test_the_default_dtype_is_the_learners(process):
+def test_default_dtype_is_the_learners(process):
     torch.set_default_dtype(torch.float64)
     try:
         assert process(making(Obliging)).call("dtype") == torch.float64
@@ -79,7 +84,25 @@ def test_the_default_dtype_is_the_learners(process):
         torch.set_default_dtype(torch.float32)
 
 
-def test_both_sides_may_send_more_than_a_socket_holds_at_the_same_time():
+def test_environment_under_transforms_gets_is_init_beside_them(process):
+    def make() -> TransformedEnv:
+        return TransformedEnv(making(Obliging)(), StepCounter())
+
+    env = process(make)
+    assert {"step_count", "is_init"} <= set(env.description.layout.root_keys)
+
+
+def parallel() -> EnvBase:
+    return ParallelEnv(2, Counting(), mp_start_method="fork")
+
+
+def test_environment_may_be_processes_itself(nothing_left):
+    collector = PipelinedCollector(parallel, frames_per_batch=2 * N, total_frames=4 * N)
+    assert [batch.shape for batch in collector] == [(2, N, 1), (2, N, 1)]
+    collector.shutdown()
+
+
+def test_both_sides_may_send_more_than_the_pipe_holds_at_the_same_time():
     """The training state comes with each step, and goes back while a step is under way."""
     collector = PipelinedCollector(making(Laden), frames_per_batch=N, total_frames=4 * N)
     seen: list[float] = []
@@ -95,7 +118,7 @@ def test_both_sides_may_send_more_than_a_socket_holds_at_the_same_time():
     thread.start()
     thread.join(60.0)
     assert not thread.is_alive()
-    # That of the step under way, made before, comes after what was loaded.
+    # The state of the step under way, made before, comes after the one that was loaded.
     assert seen == [1.0, 1.0, 2.0, 2.0]
     collector.shutdown()
 
@@ -105,142 +128,212 @@ class Stop:
         return True
 
 
-def test_a_stop_that_was_asked_for_ends_collecting_but_no_call(process):
+def test_interruptor_does_not_interrupt_a_call(process):
     env = process(making(Obliging, slow_make=0.5))
-    collector = PipelinedCollector(env, frames_per_batch=N, interruptor=Stop())
+    env.interruptor = Stop()
     assert env.call("echo", 3) == 3
-    assert isinstance(collector.interruptor, Stop)
 
 
-def test_an_environment_under_transforms_gets_is_init_beside_them_without_a_warning(process, capfd):
-    def make() -> TransformedEnv:
-        return TransformedEnv(making(Obliging)(), StepCounter())
-
-    env = process(make)
-    assert repr(env) == f"EnvProcess(pid={env.pid}, starting)"
-    assert {"step_count", "is_init"} <= set(env.description.layout.root_keys)
-    env.close()
-    assert "Nested" not in capfd.readouterr().err
-
-
-def test_an_answer_that_cannot_be_sent_says_so(process):
-    with pytest.raises(CollectorError, match="picklable"):
-        process(making(Obliging)).call("lock")
-
-
-def test_an_argument_that_cannot_be_sent_says_so_and_nothing_is_lost(process):
+def test_c31_call_that_fails_is_reported_and_the_process_continues(process):
     env = process(making(Obliging))
+    with pytest.raises(CollectorError, match=r"(?s)AttributeError.*ecko.*\nTraceback "):
+        env.call("ecko", 3)
+    with pytest.raises(CollectorError, match="picklable"):
+        env.call("lock")
     with pytest.raises(CollectorError, match="picklable"):
         env.call("echo", threading.Lock())
     assert env.call("echo", 3) == 3
 
 
-def test_a_call_that_fails_is_told_and_ends_nothing(process):
-    env = process(making(Obliging))
-    with pytest.raises(CollectorError, match=r"(?s)call from .*: Attrib.*'ecko'.*\nTraceback "):
-        env.call("ecko", 3)
-    assert env.call("echo", 3) == 3
-
-
-def test_a_state_of_another_environment_is_refused_and_nothing_of_it_loaded(process):
+def test_state_of_another_environment_is_refused_and_nothing_of_it_loaded(process):
     def normalised() -> TransformedEnv:
         return TransformedEnv(making(Obliging)(), VecNormV2(["obs"]))
 
-    collector = PipelinedCollector(
-        process(making(Obliging)), frames_per_batch=N, total_frames=3 * N
+    collector, other = (
+        PipelinedCollector(process(make_env), frames_per_batch=N, total_frames=3 * N)
+        for make_env in (making(Obliging), normalised)
     )
-    other = PipelinedCollector(process(normalised), frames_per_batch=N, total_frames=3 * N)
     list(other)
-    with pytest.raises(CollectorError, match=r"in a call from the learner: RuntimeError: .*load"):
+    with pytest.raises(CollectorError, match="load"):
         collector.load_state_dict(other.state_dict())
     assert len(list(collector)) == 3
 
 
-SCRIPT = """
-from dataclasses import dataclass
-
-from reference.counting import CountingEnv
-from unilab.collectors import PipelinedCollector
-
-@dataclass
-class Level:
-    height: int
-
-class Climbing(CountingEnv):
-    level = Level(1)
-
-    def export_training_state(self):
-        return self.level
-
-    def import_training_state(self, state):
-        assert isinstance(state, Level)
-        self.level = Level(state.height + 1)
-
-collector = PipelinedCollector(lambda: Climbing(3, {}), frames_per_batch=3, total_frames=6)
-for data in collector:
-    state = collector.state_dict()
-    print(isinstance(state["env_training_state"], Level), state["env_training_state"].height)
-    collector.load_state_dict(state)
-"""
+@pytest.mark.parametrize("fault", [{"kill": 4}, {"kill_reset": 2}])
+def test_c14_process_killed_in_a_step_is_reported(fault, nothing_left):
+    with pytest.raises(CollectorError, match=r"died in a step \(tick 3\) \(signal SIGKILL\)"):
+        collect(Counting(faults=fault))
 
 
-def run(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])},
-    )
-
-
-def test_a_training_state_may_be_of_a_class_of_the_running_script():
-    done = run(SCRIPT)
-    assert done.stdout.splitlines() == ["True 1", "True 1"], done.stderr
-
-
-CLOSING = """
-from reference.awkward import PlainClose, making
-from unilab.collectors import PipelinedCollector
-
-collector = PipelinedCollector(making(PlainClose{faults}), frames_per_batch=3, total_frames=3)
-list(collector)
-collector.shutdown()
-"""
-
-
-def test_an_environment_with_a_plain_close_is_closed_without_a_traceback():
-    done = run(CLOSING.format(faults=""))
-    assert (done.stdout, "Traceback" in done.stderr) == ("closed\n", False), done.stderr
-
-
-SEMAPHORES = """
-from reference.counting import Counting
-from torchrl.envs import TransformedEnv, VecNormV2
-from unilab.collectors import PipelinedCollector
-
-def normalised():
-    return TransformedEnv(Counting()(), VecNormV2(["obs"]))
-
-collector = PipelinedCollector(normalised, frames_per_batch=3, total_frames=3)
-list(collector)
-collector.shutdown()
-"""
-
-
-def test_semaphores_of_the_environment_are_freed_without_a_word():
-    done = run(SEMAPHORES)
-    assert "leaked" not in done.stderr, done.stderr
-    assert done.returncode == 0
-
-
-def test_an_environment_that_fails_to_close_says_only_that():
-    done = run(CLOSING.format(faults=", fails=True"))
-    assert done.stderr.count("Traceback") == 1
-    assert "OSError: cannot let go" in done.stderr
-    assert done.returncode == 0
-
-
-def test_an_exception_without_a_text_arrives_with_its_traceback(process):
-    collector = PipelinedCollector(process(making(Mute)), frames_per_batch=N)
-    with pytest.raises(CollectorError, match=r"in a step .*Unspeakable"):
+def test_c14_process_killed_while_waiting_is_reported_within_a_second(nothing_left):
+    collector = PipelinedCollector(Counting(), frames_per_batch=N)
+    batches = iter(collector)
+    next(batches)
+    wait_until(lambda: collector.env.phase == Phase.WAIT)
+    os.kill(collector.env.pid, signal.SIGKILL)
+    began = time.monotonic()
+    with pytest.raises(CollectorError, match=r"died while it waited .* \(signal SIGKILL\)"):
+        list(batches)
+    assert time.monotonic() - began < 1.0
+    with pytest.raises(CollectorError, match="closed"):
         next(iter(collector))
+
+
+def test_c14_process_killed_in_a_slow_step_is_reported_within_a_second():
+    env = EnvProcess(Counting(faults={"slow_step": 600.0}))
+    collector = PipelinedCollector(env, frames_per_batch=N)
+    killed: list[float] = []
+
+    def kill() -> None:
+        wait_until(lambda: env.phase == Phase.STEP)
+        killed.append(time.monotonic())
+        os.kill(env.pid, signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    with pytest.raises(CollectorError, match="died in a step"):
+        next(iter(collector))
+    assert time.monotonic() - killed[0] < 1.0
+    thread.join()
+
+
+def test_c14_c31_process_that_hangs_is_reported_and_killed(nothing_left):
+    with pytest.raises(CollectorError, match=r"hung in a step \(tick 0\) .* 0\.5 s"):
+        collect(Counting(faults={"slow_step": 600.0}), step_timeout_s=0.5)
+    with pytest.raises(CollectorError, match="hung in a call"):
+        EnvProcess(making(Obliging), step_timeout_s=0.5).call("hang")
+
+
+def test_c14_process_stopped_while_it_waits_is_reported_and_killed(nothing_left):
+    collector = PipelinedCollector(Counting(), frames_per_batch=N, step_timeout_s=1.0)
+    batches = iter(collector)
+    next(batches)
+    wait_until(lambda: collector.env.phase == Phase.WAIT)
+    os.kill(collector.env.pid, signal.SIGSTOP)
+    with pytest.raises(CollectorError, match="hung while it waited"):
+        list(batches)
+
+
+def test_c31_slow_start_and_first_reset_are_no_failure():
+    faults = {"slow_make": 1.5, "slow_reset": 1.5}
+    assert len(collect(Counting(faults=faults), 3, step_timeout_s=0.5)) == 3
+
+
+def test_c14_exception_in_a_reward_term_comes_with_its_traceback(nothing_left):
+    make_env = EnvFactory(breaking_pendulum(), num_envs=N, seed=0)
+    with pytest.raises(CollectorError) as raised:
+        collect(make_env, BREAKS_AT + 10)
+    message = str(raised.value)
+    assert f"in a step (tick {BREAKS_AT - 1}): ZeroDivisionError: this term breaks" in message
+    assert 'raise ZeroDivisionError("this term breaks")' in message
+
+
+@pytest.mark.parametrize(
+    ("make_env", "message"),
+    [
+        (Counting(faults={"raise_reset": 1}), "in the first reset .*broken on purpose"),
+        (making(Mute), "in a step .*Unspeakable"),
+        (Counting(faults={"widen": 3}), "'next', 'obs'"),
+        (dict, "make_env must return"),
+    ],
+)
+def test_c14_error_of_the_environment_is_reported(make_env, message, nothing_left):
+    with pytest.raises(CollectorError, match=message):
+        collect(make_env)
+
+
+def test_nan_of_the_policy_is_reported_by_the_environment(nothing_left):
+    make_env = unilab.registry.factory("pendulum_swingup", num_envs=N, seed=0)
+    with pytest.raises(CollectorError, match="NonFiniteError: action"):
+        collect(make_env, policy=lambda td: td.set("action", torch.full((N, 1), torch.nan)))
+
+
+def test_factory_that_cannot_be_pickled_is_refused(nothing_left):
+    lock = threading.Lock()
+    with pytest.raises(CollectorError, match="make_env"):
+        collect(lambda: lock)
+
+
+def test_c15_closing_twice_is_harmless_and_closes_the_environment(nothing_left, tmp_path):
+    mark = tmp_path / "closed"
+    collector = PipelinedCollector(Counting(faults={"mark": str(mark)}), frames_per_batch=N)
+    next(iter(collector))
+    collector.shutdown()
+    collector.shutdown()
+    assert mark.exists()
+    assert not running(collector.env.pid)
+    with pytest.raises(CollectorError, match="closed"):
+        collector.env.call("close")
+
+
+def test_c15_collector_closed_by_another_thread_while_it_waits_says_so():
+    collector = PipelinedCollector(Counting(faults={"slow_step": 600.0}), frames_per_batch=N)
+
+    def close() -> None:
+        wait_until(lambda: collector.env.phase == Phase.STEP)
+        collector.shutdown(0.0)
+
+    thread = threading.Thread(target=close)
+    thread.start()
+    with pytest.raises(CollectorError, match="closed"):
+        next(iter(collector))
+    thread.join()
+
+
+def test_c15_environment_that_failed_is_closed_as_well(nothing_left, tmp_path):
+    mark = tmp_path / "closed"
+    with pytest.raises(CollectorError, match="broken on purpose"):
+        collect(Counting(faults={"raise": 2, "mark": str(mark)}))
+    assert mark.exists()
+
+
+def test_c15_fork_of_the_learner_neither_ends_the_process_nor_delays_its_end(
+    nothing_left, tmp_path
+):
+    """As workers of a data loader are."""
+    mark = tmp_path / "closed"
+    collector = PipelinedCollector(Counting(faults={"mark": str(mark)}), frames_per_batch=N)
+    next(iter(collector))
+    finalized, told = os.pipe()
+    fork = os.fork()
+    if not fork:
+        collector.env._finalizer()  # as at its exit
+        os.write(told, b"x")
+        signal.pause()
+        os._exit(0)
+    os.read(finalized, 1)
+    assert next(iter(collector))["obs"][0, 0, 1] == 1
+    began = time.monotonic()
+    collector.shutdown()
+    assert time.monotonic() - began < 4.0
+    assert mark.exists()
+    os.kill(fork, signal.SIGKILL)
+    os.waitpid(fork, 0)
+    os.close(finalized)
+    os.close(told)
+
+
+def test_c15_collector_that_is_garbage_ends_its_process(nothing_left):
+    collector = PipelinedCollector(Counting(), frames_per_batch=N)
+    next(iter(collector))
+    pid = collector.env.pid
+    del collector
+    gc.collect()
+    assert not running(pid)
+
+
+def test_c15_many_starts_and_stops_leave_nothing(nothing_left):
+    for _ in range(10):
+        EnvProcess(Counting()).close()
+        assert len(collect(Counting(), 3)) == 3
+
+
+def test_two_collectors_at_once_are_independent():
+    collectors = [
+        PipelinedCollector(Counting(num_envs=n), frames_per_batch=n, total_frames=6 * n)
+        for n in (2, 3)
+    ]
+    for a, b in zip(*collectors, strict=True):
+        assert torch.equal(a["next", "obs"], b["next", "obs"][:2])
+    for collector in collectors:
+        collector.shutdown()

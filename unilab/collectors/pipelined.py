@@ -311,7 +311,7 @@ class PipelinedCollector(BaseCollector):
         tick = self._asked
         if self._acted is None:
             self._acted = self._act(tick, frames)
-        self._step = self.env.send("step", tick)
+        self._request = self.env.send("step", tick)
         self._asked += 1
         self._keep_entries(tick)
 
@@ -352,8 +352,8 @@ class PipelinedCollector(BaseCollector):
         if self._acted is None:
             return
         # A policy may replace an observation, by a normalised one for example.
-        root, keys = self._root(tick), self._ring.layout.root_keys
-        replaced = tuple(k for k in keys if self._acted.get(k, root.get(k)) is not root.get(k))
+        entries = self._root(tick).items(True, True)
+        replaced = tuple(k for k, value in entries if self._acted.get(k, value) is not value)
         self._ring.write(tick, self._acted, replaced, "the policy")
         own = self._carried.leave(self._acted)
         if self.track_traj_ids:
@@ -365,7 +365,7 @@ class PipelinedCollector(BaseCollector):
         """Wait for the result of the step."""
         self._keep_entries(self._arrived)  # if that was interrupted
         self._carrier = self._root(self._arrived + 1).copy()  # while waiting anyway
-        self.env.receive_step(self._step)
+        self.env.receive_step(self._request)
         self._copy_published(self._arrived)
         self._arrived += 1
         if not self.track_traj_ids and not self._carried:

@@ -1,4 +1,4 @@
-"""Where collected tensors live: one setting decides, everything else follows from it (ADR-0018)."""
+"""Placement of collected tensors: one setting decides, everything else follows (ADR-0018)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SETTING = "training.collector_tensor_device"
 
 @dataclass(frozen=True)
 class Placement:
-    """Devices of environment, ring and learner, and how transitions travel between them."""
+    """Devices of environment, ring and learner, and the way between them."""
 
     env_device: torch.device
     """Of the environment's tensors."""
@@ -28,48 +28,35 @@ class Placement:
     """Of the ring between collector and learner."""
     learner_device: torch.device
     transport: Literal["host", "cuda"]
-    """Kind of memory that the two processes share."""
+    """Kind of memory that both processes use."""
     staging: Literal["none", "pinned"]
-    """``pinned``: what a tick publishes crosses to the learner's device in one copy, from memory
-    that is pinned where there is CUDA; elsewhere nothing is to be pinned."""
+    """``pinned``: what a tick publishes is copied to the learner's device in one piece, from memory
+    that is page-locked if there is CUDA."""
 
     def device_resolution(self) -> dict[str, str]:
         """What ``run_config.json`` records under this name."""
         return {"learner": str(self.learner_device), "collector_tensor": self.ring_device.type}
 
     def check_env(self, device: torch.device | None) -> None:
-        """Confirm that an environment lives where it was told to.
-
-        Args:
-            device: where it lives; None, for an environment without one, is the CPU.
-
-        Raises:
-            PlacementError: it does not.
-        """
+        """Refuse an environment on another device; None is the CPU."""
         if device is None:
             device = torch.device("cpu")
         if device.type != self.env_device.type:
             raise PlacementError(
-                f"the environment's tensors are on {device}, the placement says {self.env_device}: "
-                f"make it with device={str(self.env_device)!r}, or place collected tensors there: "
-                f"placement=resolve_collector_tensor_placement({device.type!r}, learner_device), "
-                f"and in a configuration {SETTING}={device.type}"
+                f"device of the environment must be {self.env_device} as placed, got {device}: "
+                f"make it there, or set {SETTING}={device.type} (without a configuration, "
+                f"placement=resolve_collector_tensor_placement({device.type!r}, learner_device))"
             )
 
 
 def select_collector_tensor_device(
     setting: str, learner_device: torch.device | str
 ) -> Literal["cpu", "cuda"]:
-    """The kind of device on which collected tensors live.
+    """Kind of device of the collected tensors.
 
     Args:
-        setting: ``auto`` follows the learner (CUDA: ``cuda``, any other: ``cpu``); ``cpu`` and
-            ``cuda`` are what they say.
-        learner_device: the learner's, resolved.
-
-    Raises:
-        ConfigError: another setting.
-        PlacementError: ``cuda`` while the learner is elsewhere.
+        setting: ``cpu``, ``cuda``, or ``auto``: CUDA if the learner is on it.
+        learner_device: resolved.
     """
     learner = torch.device(learner_device)
     if setting == "auto":
@@ -77,26 +64,23 @@ def select_collector_tensor_device(
     if setting == "cpu":
         return "cpu"
     if setting != "cuda":
-        raise ConfigError(f"{SETTING}={setting!r}: must be one of auto, cpu, cuda")
+        raise ConfigError(f"{SETTING} must be one of auto, cpu, cuda, got {setting!r}")
     if learner.type != "cuda":
-        raise PlacementError(
-            f"{SETTING}=cuda, but the learner is on {learner}: use cpu or auto, or a CUDA learner"
-        )
+        raise PlacementError(f"{SETTING} must be cpu or auto with a learner on {learner}, got cuda")
     return "cuda"
 
 
 def resolve_collector_tensor_placement(
     setting: str, learner_device: torch.device | str
 ) -> Placement:
-    """Everything that follows from the setting and the learner's device.
+    """Placement that follows from the setting and the learner's device.
 
     Args:
         setting: ``auto``, ``cpu`` or ``cuda``.
-        learner_device: the learner's, resolved.
+        learner_device: resolved.
 
     Raises:
-        ConfigError: another setting.
-        PlacementError: ``cuda`` while the learner is elsewhere.
+        PlacementError: ``cuda`` without a CUDA learner.
 
     Examples:
         >>> resolve_collector_tensor_placement("auto", "cpu").transport

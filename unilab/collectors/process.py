@@ -16,13 +16,12 @@ from multiprocessing.util import Finalize
 from types import ModuleType
 from typing import Any, Protocol
 
-import cloudpickle
 import torch
 from torch import Tensor
 from torchrl.envs import EnvBase
 
 from unilab.collectors.ring import SharedBlock
-from unilab.collectors.worker import SIGNALS, Description, Phase, Word, main, to_bytes
+from unilab.collectors.worker import SIGNALS, Description, Phase, Word, by_value, main
 from unilab.errors import CollectorError, ConfigError, NonFiniteError
 
 __all__ = ["EnvProcess", "Interrupted", "Interruptor"]
@@ -89,13 +88,7 @@ class EnvProcess:
                 "make_env must be a function that makes the environment, got "
                 f"{type(make_env).__name__}: it is called in the environment process"
             )
-        try:
-            payload = cloudpickle.dumps(make_env)
-        except Exception as error:
-            raise CollectorError(
-                f"make_env must be picklable ({error}): give a function that builds everything it "
-                "needs inside, such as unilab.registry.factory(...)"
-            ) from error
+        payload = by_value("make_env", make_env)
         self.step_timeout_s = step_timeout_s
         self.interruptor: Interruptor | None = None
         self._description: Description | None = None
@@ -122,21 +115,12 @@ class EnvProcess:
         # Of multiprocessing, whose own exit handler would otherwise wait for the process first.
         self._finalizer = Finalize(
             self,
-            _end_quietly,
-            args=(self._process, self._connection, self._block),
+            _end,
+            args=(self._process, self._connection, self._block, 5.0),
             exitpriority=10,
         )
         self._readable = select.poll()
         self._readable.register(self._connection.fileno(), select.POLLIN)
-
-    def __repr__(self) -> str:
-        if self.closed:
-            state = "closed"
-        elif self._description is None:
-            state = "starting"
-        else:
-            state = f"batch_size={list(self._description.layout.batch_size)}"
-        return f"{type(self).__name__}(pid={self.pid}, {state})"
 
     @property
     def description(self) -> Description:
@@ -268,10 +252,7 @@ class EnvProcess:
             self.interruptor = interruptor
 
     def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        try:
-            arguments = cloudpickle.dumps((args, kwargs))
-        except Exception:
-            arguments = to_bytes((args, kwargs))
+        arguments = by_value("arguments", (args, kwargs))
         # Both sides would wait if they sent more than the pipe holds at the same time.
         while self._received < self._sent:
             self._receive_next()
@@ -364,11 +345,6 @@ def _end(process: BaseProcess, connection: Connection, block: SharedBlock, timeo
         block.close()
     assert code is not None
     return code
-
-
-def _end_quietly(process: BaseProcess, connection: Connection, block: SharedBlock) -> None:
-    with suppress(KeyboardInterrupt):
-        _end(process, connection, block, 5.0)
 
 
 def _failed(where: str, name: str, text: str, trace: str) -> CollectorError:

@@ -29,7 +29,7 @@ from torchrl.envs import ActionMask, Compose, EnvBase, InitTracker, Transform, T
 from unilab.collectors.ring import Layout, Ring, SharedBlock
 from unilab.errors import CollectorError
 
-__all__ = ["SIGNALS", "Description", "Phase", "Word", "main", "to_bytes"]
+__all__ = ["SIGNALS", "Description", "Phase", "Word", "by_value", "main"]
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that the learner alone handles: a terminal sends them to both processes."""
@@ -121,22 +121,14 @@ def main(
     os._exit(failed)
 
 
-def to_bytes(value: Any) -> bytes:
-    """Pickle a value; by value if it is of a class or function of the running script.
-
-    Raises:
-        CollectorError: it cannot be pickled.
-    """
-    try:
-        return pickle.dumps(value)
-    except Exception:
-        pass
+def by_value(name: str, value: Any) -> bytes:
+    """Pickle a value, classes and functions of the running script included."""
     try:
         return cloudpickle.dumps(value)
     except Exception as error:
         raise CollectorError(
-            f"{type(value).__name__} must be picklable ({error}): use tensors, numbers, strings "
-            "and containers of them"
+            f"{name} must be picklable ({error}): use tensors, numbers, strings and containers of "
+            "them, and build everything else in the environment process"
         ) from error
 
 
@@ -188,7 +180,11 @@ class _Worker:
 
     def _reply(self, number: int | None, answer: Any) -> None:
         try:
-            self._connection.send_bytes(to_bytes((number, answer)))
+            message = pickle.dumps((number, answer))
+        except Exception:
+            message = by_value("training state", (number, answer))
+        try:
+            self._connection.send_bytes(message)
         except ConnectionError:
             raise _LearnerGone from None
 
@@ -248,7 +244,7 @@ class _Worker:
         self._header[Word.PHASE] = Phase.CALL
         try:
             args, kwargs = cloudpickle.loads(arguments)
-            return to_bytes(getattr(self._tracked, method)(*args, **kwargs)), None
+            return by_value("result", getattr(self._tracked, method)(*args, **kwargs)), None
         except Exception as error:
             return None, _failure(error)
 

@@ -69,7 +69,7 @@ def test_c5_any_other_value_is_refused_with_the_allowed_three(setting):
         lambda: resolve_collector_tensor_placement(setting, "cpu"),
         lambda: compose([f"{SETTING}={setting}"]),
     ):
-        with pytest.raises(ConfigError, match="auto, cpu"):
+        with pytest.raises(ConfigError, match=setting):
             refuse()
 
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 from envs.tables import act, go2, twins
 
-from unilab.envs import CommandTermCfg, EntityCfg, MetricsTermCfg, SceneCfg
-from unilab.envs.managers import CommandTerm
+from unilab.envs import CommandTerm, CommandTermCfg, EntityCfg, MetricsTermCfg, SceneCfg
 from unilab.errors import CapabilityError, ConfigError, NonFiniteError
 from unilab.tasks.velocity.go2 import go2_velocity_flat
 

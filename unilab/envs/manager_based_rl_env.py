@@ -13,28 +13,16 @@ from unilab.backends import MujocoBackend, SimBackend
 from unilab.checks import check_fields, to_num_envs
 from unilab.envs.deployment import deployment_metadata
 from unilab.envs.episode_sums import EpisodeSums
-from unilab.envs.managers import (
-    ActionManager,
-    ActionTermCfg,
-    CommandManager,
-    CommandTermCfg,
-    CurriculumManager,
-    CurriculumTermCfg,
-    EventManager,
-    EventTermCfg,
-    MetricsManager,
-    MetricsTermCfg,
-    ObservationGroupCfg,
-    ObservationManager,
-    RecorderManager,
-    RecorderTermCfg,
-    RecordingCfg,
-    RewardManager,
-    RewardTermCfg,
-    TerminationManager,
-    TerminationTermCfg,
-)
+from unilab.envs.managers.action import ActionManager, ActionTermCfg
+from unilab.envs.managers.command import CommandManager, CommandTermCfg
+from unilab.envs.managers.curriculum import CurriculumManager, CurriculumTermCfg
+from unilab.envs.managers.event import EventManager, EventTermCfg
+from unilab.envs.managers.metrics import MetricsManager, MetricsTermCfg
+from unilab.envs.managers.observation import ObservationGroupCfg, ObservationManager
+from unilab.envs.managers.recorder import RecorderManager, RecorderTermCfg, RecordingCfg
+from unilab.envs.managers.reward import RewardManager, RewardTermCfg
 from unilab.envs.managers.term import Term
+from unilab.envs.managers.termination import TerminationManager, TerminationTermCfg
 from unilab.envs.nan_guard import NanGuard, NanGuardCfg
 from unilab.envs.nonfinite import require_finite
 from unilab.envs.scene import MAX_VALUE, EntityScene, SceneCfg
@@ -90,9 +78,8 @@ class ManagerBasedRlEnv(TorchEnv):
     The order of a step: controls, physics, one packed read, terminations, rewards, interval
     events, commands, metrics, observations.
 
-    Construction calls every term once (``dry_run``): it checks what the term returns, and the scene
-    records what it reads. A term may use the other managers then, except those of observations and
-    recorders, which come last; of the curriculum, only in its own terms and these two.
+    Construction calls every term once: its output is checked, and the scene records what it reads.
+    Observations and recorders are built last, so other terms cannot use their managers by then.
 
     Args:
         cfg: the task.
@@ -130,6 +117,7 @@ class ManagerBasedRlEnv(TorchEnv):
         self.max_episode_length = max(1, round(cfg.episode_length_s / self.step_dt))
         self.scene = EntityScene(cfg.scene, backend, self.device)
         self.terms: list[Term] = []
+        """The bound terms, in the order of construction."""
         self.action_manager = ActionManager(cfg.actions, self)
         self.command_manager = CommandManager(cfg.commands, self)
         self.termination_manager = TerminationManager(cfg.terminations, self)

@@ -117,9 +117,6 @@ def test_action_lags_differ_between_environments_and_terms(tmp_path):
     torch.testing.assert_close(late[:, 1], torch.zeros(64).double(), rtol=0, atol=1e-6)
 
 
-# Lags that change within an episode --------------------------------------------------------------
-
-
 def lags(folder, steps=40, num_envs=64, **term):
     """The lag of the clock at each step, ``[steps, num_envs]``, in one long episode."""
     group = ObservationGroupCfg(terms={"clock": ObservationTermCfg(func=clock, **term)})
@@ -168,19 +165,6 @@ def test_a_history_repeats_what_was_shown(tmp_path):
     assert (shown[1:, :, 4] < shown[:-1, :, 4]).any()  # an older value after a newer one
 
 
-def test_action_lags_are_redrawn(tmp_path):
-    late = mdp.JointEffortActionCfg(delay_max_lag=2, delay_update_period=3)
-    env = twins(tmp_path, 32, actions={"effort": late}, terminations={})
-    root, applied = env.reset(), []
-    for value in range(1, 31):
-        env.step(act(env, root, value / 100))
-        applied.append(env.backend.get_state_views()["ctrl"][:, 0].clone())
-    lag = torch.arange(1, 31).unsqueeze(1) - 100 * torch.stack(applied)
-    changes = (lag[3:] - lag[2:-1]).abs() > 0.5
-    assert changes.any(0).float().mean() > 0.9
-    assert set(lag[2:].round().unique().tolist()) == {0.0, 1.0, 2.0}
-
-
 @pytest.mark.parametrize(
     ("term", "name"),
     [
@@ -201,9 +185,6 @@ def test_bad_delay_is_refused_at_construction(tmp_path, term, name):
 def test_a_negative_history_fails_at_construction(tmp_path):
     with pytest.raises(ConfigError, match=r"history_length.*'clock'"):
         clocked(tmp_path, history_length=-1)
-
-
-# Random initial phase ----------------------------------------------------------------------------
 
 
 def test_first_episodes_begin_at_random_lengths(tmp_path):

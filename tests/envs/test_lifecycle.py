@@ -109,6 +109,8 @@ def test_bad_reset_mask_is_refused(tmp_path, mask):
     root = env.reset().set("_reset", mask)
     with pytest.raises(ConfigError, match="_reset"):
         env.reset(root)
+    with pytest.raises(ConfigError, match="env_ids"):
+        env.reset(root, env_ids=torch.tensor([1]))
 
 
 def test_c14_env_ids_equal_their_mask_in_any_order(tmp_path):
@@ -202,14 +204,6 @@ def test_drained_metrics_have_the_milliseconds_of_a_control_step(tmp_path):
     assert tags <= set(metrics)
     assert all(metrics[tag] > 0.0 for tag in tags)
     assert env.drain_metrics() == {}
-
-
-def test_plain_step_continues_from_the_terminal_state():
-    env = go2()
-    root = act(env, env.reset())
-    fallen(env)
-    env.step(root)
-    assert env.step(act(env, root))["next", "terminated"][2]
 
 
 NAN, INF = torch.nan, torch.inf

@@ -13,7 +13,7 @@ import torch
     "module",
     [
         "unilab.data.replay",
-        "unilab.data.rewards",
+        "unilab.data.reward_normalizer",
         "unilab.modules.actor",
         "unilab.modules.critic",
         "unilab.modules.policy",

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from unilab.errors import ConfigError
 from unilab.modules.actor_spec import BUILT_IN, FlashSACActorSpec, record_build
-from unilab.modules.functional import squash_log_std, squashed_log_prob, zeta_pmf
+from unilab.modules.distributions import squash_log_std, squashed_log_prob, zeta_pmf
 from unilab.modules.layers import (
     Block,
     Embedder,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from unilab.errors import ConfigError
-from unilab.modules.functional import categorical_value
+from unilab.modules.distributions import categorical_value
 from unilab.modules.layers import (
     Block,
     Embedder,

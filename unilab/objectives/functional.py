@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from unilab.modules.functional import (
+from unilab.modules.distributions import (
     categorical_value,
     gaussian_log_prob,
     squash_log_std,

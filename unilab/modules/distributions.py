@@ -1,6 +1,6 @@
-"""The networks' formulas (FlashSAC, arXiv 2604.04539) as pure functions of tensors.
+"""Distributions of actions, values and noise repetition (FlashSAC, arXiv 2604.04539).
 
-Shapes: ``A`` action width, ``K`` value bins, ``*`` any leading dimensions.
+Pure functions of tensors. Shapes: ``A`` action width, ``K`` value bins, ``*`` leading dimensions.
 ``unilab.objectives.functional`` re-exports them beside the losses' formulas.
 """
 

@@ -109,17 +109,6 @@ def test_evaluations_come_at_the_interval_and_at_the_end(session, folder):
     assert rows == {32: "1", 64: "2", 80: "3"}
 
 
-def test_an_evaluation_at_the_last_step_is_not_repeated(session, folder):
-    session().train(
-        TICKS,
-        logger=MetricLogger(folder),
-        evaluate=counting_evaluations(),
-        eval_interval=FRAMES,
-        checkpoint_interval=FRAMES,
-    )
-    assert [row["Eval/return"] for row in read_csv(folder)] == ["1"]
-
-
 def test_without_an_interval_nothing_is_evaluated(session):
     session().train(TICKS, evaluate=lambda: pytest.fail("evaluated"), eval_interval=None)
 
@@ -130,13 +119,21 @@ def test_checkpoints_come_at_the_interval_and_at_the_end(session):
     assert saved_frames(run) == [32, 64, 80]
 
 
-def test_a_checkpoint_at_the_last_step_is_written_once(session, folder, monkeypatch):
+def test_evaluation_checkpoint_and_row_at_the_last_step_are_not_repeated(
+    session, folder, monkeypatch
+):
     run, saved = session(), []
     save = run.checkpointer.save
     monkeypatch.setattr(run.checkpointer, "save", lambda c: saved.append(c.frames) or save(c))
-    run.train(TICKS, checkpoint_interval=FRAMES, logger=MetricLogger(folder))
+    run.train(
+        TICKS,
+        logger=MetricLogger(folder),
+        evaluate=counting_evaluations(),
+        eval_interval=FRAMES,
+        checkpoint_interval=FRAMES,
+    )
     assert saved == [FRAMES]
-    assert len(read_csv(folder)) == 1
+    assert [row["Eval/return"] for row in read_csv(folder)] == ["1"]
 
 
 def test_the_time_limit_ends_the_run_with_a_checkpoint(session):

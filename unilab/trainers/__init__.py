@@ -1,4 +1,4 @@
-"""Training: the learner's update, the loop around it, and what survives a run."""
+"""Training: learner, runner, evaluation and checkpoints."""
 
 from unilab.trainers.async_runner import AsyncRunner
 from unilab.trainers.checkpoint import Checkpointer, Counters, EnvTrainingState, ReplayContents

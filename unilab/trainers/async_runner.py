@@ -105,7 +105,7 @@ class AsyncRunner:
     def __iter__(self) -> Iterator[TensorDictBase]:
         """The collector's batches, until it ends or a stop is requested.
 
-        A collector with a replay buffer of its own yields None for each batch.
+        A collector with a replay buffer yields None for each batch.
         """
         for batch in self.collector:
             yield batch

@@ -18,7 +18,10 @@ __all__ = ["Run", "run_identity"]
 
 @dataclass(kw_only=True)
 class Run:
-    """Where a run writes, and how far it is. Each writer is optional, for loops without it."""
+    """Folder, metrics, checkpoints, console and counters of a run.
+
+    Each part that writes is optional: without it, the run does not write that.
+    """
 
     folder: RunFolder | None = None
     logger: MetricLogger | None = None
@@ -26,6 +29,7 @@ class Run:
     progress: Progress | None = None
     counters: Counters = field(default_factory=Counters)
     total_frames: int = 0
+    """Environment steps that were asked for."""
     metrics: dict[str, float] = field(default_factory=dict)
     """The latest value of every metric."""
 

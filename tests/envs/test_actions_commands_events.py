@@ -49,14 +49,6 @@ def test_position_actions_are_scaled_about_the_home_pose():
     torch.testing.assert_close(ctrl, (home + 0.6 * 0.5).expand(4, -1), rtol=0, atol=1e-6)
 
 
-def test_an_offset_of_home_can_be_left_out():
-    env = go2(actions={"a": mdp.JointPositionActionCfg(scale=0.6, use_default_offset=False)})
-    env.step(act(env, env.reset(), 0.5))
-    torch.testing.assert_close(
-        env.backend.get_state_views()["ctrl"], torch.full((4, 12), 0.3).double(), rtol=0, atol=1e-6
-    )
-
-
 def test_actuators_that_no_term_drives_keep_their_home_control(tmp_path):
     env = twins(tmp_path, actions={"e": mdp.JointEffortActionCfg(actuator_names=("second.*",))})
     assert env.action_spec.shape == (4, 1)
@@ -66,7 +58,7 @@ def test_actuators_that_no_term_drives_keep_their_home_control(tmp_path):
     )
 
 
-def test_columns_follow_the_terms_and_scales_the_patterns(tmp_path):
+def test_action_columns_follow_the_order_of_terms(tmp_path):
     env = twins(
         tmp_path,
         actions={
@@ -81,7 +73,7 @@ def test_columns_follow_the_terms_and_scales_the_patterns(tmp_path):
     assert env.action_manager.actuator_names == ["second_motor", "first_motor"]
 
 
-def test_the_last_two_actions_are_remembered_and_forgotten_at_a_reset(tmp_path):
+def test_last_two_actions_are_kept_until_a_reset(tmp_path):
     env = twins(tmp_path)
     root = env.reset()
     for value in (0.1, 0.2):
@@ -93,7 +85,7 @@ def test_the_last_two_actions_are_remembered_and_forgotten_at_a_reset(tmp_path):
     assert not env.action_manager.prev_action.any()
 
 
-def test_controls_that_are_not_finite_name_actuators_and_rows(tmp_path):
+def test_nonfinite_controls_name_actuators_and_rows(tmp_path):
     """A finite action may overflow in its scale."""
     scale = {"first.*": 1.0, "second.*": 1e10}
     env = twins(tmp_path, actions={"e": mdp.JointEffortActionCfg(scale=scale)})
@@ -144,7 +136,7 @@ def test_commands_change_when_their_time_is_up_and_not_before():
     assert changed == [False, False, True, False, False, True]
 
 
-def test_the_observed_command_is_the_one_in_force():
+def test_observed_command_is_the_current_one():
     env = go2(4, commands={"base_velocity": command(resampling_time_range=(0.02, 0.04))})
     root = env.reset()
     for _ in range(5):
@@ -184,7 +176,7 @@ def test_a_heading_command_turns_the_robot_towards_its_direction():
     assert 0.1 < (np.abs(expected) < 0.8).mean() < 0.9
 
 
-def test_some_rows_face_a_direction_some_turn_as_drawn_and_some_stand():
+def test_heading_and_standing_shares_are_drawn_by_row():
     shares = {"rel_heading_envs": 0.5, "rel_standing_envs": 0.25}
     env = go2(400, commands={"base_velocity": command(**HEADING, **shares)})
     root, term = env.reset(), env.command_manager.get_term("base_velocity")
@@ -246,7 +238,7 @@ def push(env, env_ids, log):
     env.scene["robot"].write_root_velocity(velocity, 2.0 * velocity)
 
 
-def test_an_interval_event_happens_when_it_is_due_and_only_to_its_rows():
+def test_interval_event_runs_when_due_and_only_on_its_rows():
     log: list[tuple[int, list[int]]] = []
     every = EventTermCfg(
         func=push, mode="interval", interval_range_s=(0.05, 0.2), params={"log": log}
@@ -290,7 +282,7 @@ def test_the_packaged_push_adds_to_the_velocity():
     assert not added[:, 1:5].any()
 
 
-def test_a_reset_of_some_joints_leaves_the_others_alone(tmp_path):
+def test_reset_of_some_joints_does_not_change_the_others(tmp_path):
     spans = {"first": (0.1, 0.2), "second": (-0.6, -0.5)}
     events = {
         name: EventTermCfg(
@@ -353,7 +345,7 @@ def heavier(env, env_ids, log):
     env.backend.expand("body_mass")[env_ids, 1] *= 2.0
 
 
-def test_a_startup_event_happens_once_to_all(tmp_path):
+def test_startup_event_runs_once_on_all_rows(tmp_path):
     log: list[list[int]] = []
     env = twins(
         tmp_path,
@@ -372,7 +364,7 @@ def shift(env, env_ids, log, asset_cfg):
     env.scene[asset_cfg.name].write_joint_state(joint_pos + 0.5, torch.zeros_like(joint_pos))
 
 
-def test_a_startup_event_may_read_and_others_see_what_it_wrote(tmp_path):
+def test_startup_event_reads_and_writes_state(tmp_path):
     log: list[torch.Tensor] = []
     event = EventTermCfg(func=shift, mode="startup", params={"log": log, **ON_TWINS})
     env = twins(tmp_path, events={"shift": event})
@@ -464,7 +456,7 @@ def test_cuda_device_that_does_not_exist_is_refused(tmp_path):
         ManagerBasedRlEnv(twins_cfg(tmp_path), num_envs=1, device=f"cuda:{index}")
 
 
-def test_the_description_lists_every_table():
+def test_description_lists_every_table():
     text = go2().describe()
     for word in ("observations 'obs' [45]", "base_lin_vel", "actions [12]", "FL_hip", "commands",
                  "base_velocity", "rewards (weight per second)", "track_lin_vel_xy", "+1.5",
@@ -472,7 +464,7 @@ def test_the_description_lists_every_table():
         assert word in text, word
 
 
-def test_the_description_says_what_becomes_of_a_value(tmp_path):
+def test_description_shows_the_operations_on_a_term(tmp_path):
     late = {"delay_min_lag": 1, "delay_max_lag": 2, "delay_update_period": None}
     terms = {
         "pos": ObservationTermCfg(

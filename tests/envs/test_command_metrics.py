@@ -44,7 +44,7 @@ def stand(folder, *measured, **changes):
     return twins(folder, commands={"stand": StandCfg(measured=measured)}, **changes)
 
 
-def test_tracking_errors_are_mean_distances_from_the_command_in_force():
+def test_tracking_errors_are_mean_distances_from_the_command_of_the_step():
     """That of the step, also where the step ends with a new one."""
     command = replace(
         go2_velocity_flat().commands["base_velocity"], resampling_time_range=(0.02, 0.02)
@@ -66,7 +66,7 @@ def test_tracking_errors_are_mean_distances_from_the_command_in_force():
     assert metrics[key + "yaw"] == pytest.approx(float(yaw.mean()), rel=1e-5)
 
 
-def test_every_command_is_measured_by_its_own_name(tmp_path):
+def test_command_metrics_carry_the_name_of_their_command(tmp_path):
     length = ("length", lambda env: env.episode_length.float())
     both = {name: StandCfg(measured=(length,)) for name in ("a", "b")}
     extra = {"length": MetricsTermCfg(func=length[1])}
@@ -78,7 +78,7 @@ def test_every_command_is_measured_by_its_own_name(tmp_path):
     assert metrics == {"Metrics/a/length": 3.0, "Metrics/b/length": 3.0, "Metrics/length": 3.0}
 
 
-def test_a_metric_that_is_not_finite_names_metrics_and_rows(tmp_path):
+def test_nonfinite_command_metric_names_metrics_and_rows(tmp_path):
     def spoilt(env):
         value = torch.zeros(env.num_envs)
         value[[1, 3]] = torch.nan if env.common_step_counter else 0.0
@@ -90,7 +90,7 @@ def test_a_metric_that_is_not_finite_names_metrics_and_rows(tmp_path):
         env.step(root)
 
 
-def test_two_values_of_one_tag_are_refused(tmp_path):
+def test_two_metrics_of_one_tag_are_refused(tmp_path):
     ones = ("ones", lambda env: torch.ones(4))
     with pytest.raises(ConfigError, match="Metrics/stand/ones"):
         stand(tmp_path, ones, metrics={"stand/ones": MetricsTermCfg(func=ones[1])})

@@ -18,7 +18,6 @@ from unilab.envs import (
     TerminationTermCfg,
     mdp,
 )
-from unilab.errors import CapabilityError
 from unilab.tasks.robots import model_path
 from unilab.tasks.velocity.go2 import go2_velocity_flat
 
@@ -136,16 +135,6 @@ def test_a_forbidden_contact_ends_the_episode(tmp_path: Path) -> None:
         data = env.step(root)["next"]
 
     assert data["terminated"][:, 0].tolist() == [True, False, True]
-
-
-def test_a_contact_that_the_model_does_not_sense_fails_at_construction(tmp_path: Path) -> None:
-    slide = RewardTermCfg(
-        func=mdp.feet_slide,
-        weight=1.0,
-        params={"sensor_names": FOUND, "velocity_sensor_names": ("FL_foot_speed",)},
-    )
-    with pytest.raises(CapabilityError, match=r"no sensor 'FL_foot_speed'.*'FL_foot_vel'"):
-        go2(scene=scene(tmp_path), rewards={"slide": slide})
 
 
 def test_joint_accelerations_are_those_of_the_control_rate(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ def due_at(countdown, steps):
 
 
 @pytest.mark.parametrize(("seconds", "steps"), [(0.02, 1), (0.06, 3), (0.07, 4), (0.14, 7)])
-def test_a_wait_ends_with_the_first_step_that_reaches_it(tmp_path, seconds, steps):
+def test_countdown_is_due_in_the_first_step_that_reaches_it(tmp_path, seconds, steps):
     env = twins(tmp_path)
     assert env.step_dt == 0.02
     countdown = Countdown((seconds, seconds), env)
@@ -31,7 +31,7 @@ def test_a_wait_ends_with_the_first_step_that_reaches_it(tmp_path, seconds, step
     assert due_at(countdown, 40) == dict.fromkeys(range(4), expected)
 
 
-def test_waits_are_drawn_anew_between_their_bounds(tmp_path):
+def test_restart_draws_within_the_bounds(tmp_path):
     countdown = Countdown((0.05, 0.2), twins(tmp_path))
     countdown.restart(torch.arange(4))
     for steps in due_at(countdown, 400).values():

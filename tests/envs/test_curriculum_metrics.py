@@ -132,7 +132,7 @@ def test_velocity_stage_that_does_not_fit_is_refused(stages, named):
         go2(curriculum={"bad": CurriculumTermCfg(func=mdp.commands_vel, params=params)})
 
 
-def test_a_curriculum_that_returns_nan_refuses_the_reset(tmp_path):
+def test_curriculum_that_returns_nan_refuses_the_reset(tmp_path):
     def level(env, env_ids):
         return torch.nan if env.common_step_counter else 1.0
 
@@ -143,7 +143,7 @@ def test_a_curriculum_that_returns_nan_refuses_the_reset(tmp_path):
     assert env.drain_metrics()["Curriculum/level"] == 1.0
 
 
-def test_a_curriculum_goes_on_where_a_checkpoint_left_it(tmp_path):
+def test_curriculum_continues_from_a_checkpoint(tmp_path):
     log: list[tuple[int, list[int]]] = []
     env = twins(tmp_path, curriculum={"log": CurriculumTermCfg(func=log_rows, params={"log": log})})
     env.import_training_state({"version": 1, "control_steps": 1000})
@@ -157,7 +157,7 @@ def failing(env, env_ids):
         raise ZeroDivisionError
 
 
-def test_a_curriculum_that_fails_leaves_the_environment_as_it_was(tmp_path):
+def test_c12_failing_curriculum_changes_nothing(tmp_path):
     """It runs before the reset is written."""
     env, other = (
         twins(tmp_path, curriculum={"bad": CurriculumTermCfg(func=failing)}) for _ in range(2)
@@ -203,7 +203,7 @@ def spoilt(env, rows):
     return value
 
 
-def test_a_metric_that_is_not_finite_names_terms_and_rows(tmp_path):
+def test_nonfinite_metric_names_terms_and_rows(tmp_path):
     rows: list[int] = []
     env = twins(
         tmp_path,
@@ -271,7 +271,7 @@ class Furthest(ManagerTermBase):
         self.furthest[env_ids] = 0.0
 
 
-def test_a_term_with_a_memory_forgets_at_the_resets_of_its_rows(tmp_path):
+def test_stateful_term_is_cleared_at_resets_of_its_rows(tmp_path):
     term = RewardTermCfg(func=Furthest, weight=1.0, params={"gain": 2.0, **ON_TWINS})
     env = twins(tmp_path, rewards={"far": term})
     root, furthest = env.reset(), torch.zeros(4)
@@ -300,7 +300,7 @@ class Count(ManagerTermBase):
         self.calls[env_ids] = 0.0
 
 
-def test_every_kind_of_term_may_have_a_memory(tmp_path):
+def test_stateful_observation_gets_its_parameters(tmp_path):
     obs = ObservationGroupCfg(terms={"count": ObservationTermCfg(func=Count)})
     env = twins(tmp_path, observations={"obs": obs})
     shown = drive(env, 7)["obs"][0, :, 0].tolist()
@@ -320,13 +320,13 @@ class Nudge(ManagerTermBase):
         env.scene[asset_cfg.name].write_joint_state(pos, torch.zeros_like(pos))
 
 
-def test_an_event_may_have_a_memory(tmp_path):
+def test_event_may_be_stateful(tmp_path):
     env = twins(tmp_path, events={"nudge": EventTermCfg(func=Nudge, mode="reset", params=ON_TWINS)})
     seen = [float(env.reset()["obs"][0, 0]) for _ in range(2)]
     assert seen[1] - seen[0] == pytest.approx(0.01, abs=1e-6)
 
 
-def test_a_reset_that_fails_before_its_commit_leaves_memories_alone(tmp_path):
+def test_c12_failing_reset_does_not_clear_stateful_terms(tmp_path):
     def explode(env, env_ids):
         if env.episode_length.any():
             raise ZeroDivisionError

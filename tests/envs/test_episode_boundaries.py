@@ -162,7 +162,7 @@ def test_action_zero_is_the_home_pose_whatever_the_keyframes_controls(tmp_path):
     assert ManagerBasedRlEnv(cfg, num_envs=2).action_manager.offset.tolist() == [0.0, 0.0]
 
 
-def test_trying_at_construction_draws_nothing(tmp_path):
+def test_construction_draws_nothing(tmp_path):
     env = twins(tmp_path, commands={"goal": GoalCfg(resampling_time_range=(1.0, 9.0))})
     fresh = torch.Generator().manual_seed(0)
     assert torch.equal(env.generator.get_state(), fresh.get_state())

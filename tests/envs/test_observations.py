@@ -61,7 +61,7 @@ def test_groups_that_do_not_fit_are_refused(tmp_path, named):
         twins(tmp_path, observations=BAD_GROUPS[named])
 
 
-def test_terms_stand_side_by_side_in_the_order_of_the_table(tmp_path):
+def test_observation_columns_follow_the_order_of_terms(tmp_path):
     env = twins(tmp_path, events={})
     data = drive(env, 3)["next", "obs"][:, -1]
     views = env.backend.get_state_views()
@@ -82,7 +82,7 @@ def test_some_joints_can_be_picked_by_pattern(tmp_path):
     torch.testing.assert_close(obs, torch.cat((pos - 0.2, pos.sin(), pos.cos()), 1))
 
 
-def test_sensors_are_read_current_with_the_state(tmp_path):
+def test_sensors_are_as_recent_as_the_state(tmp_path):
     term = ObservationTermCfg(func=mdp.sensor_values, params={"sensor_names": ("tip_pos",)})
     height = replace(term, params={"sensor_names": ("tip_pos",), "component": 2})
     env = twins(tmp_path, observations={"obs": group(pos=POS, tip=term, height=height)})
@@ -136,7 +136,7 @@ def test_noise_comes_before_the_clip_and_the_clip_before_the_scale(tmp_path):
     assert (obs[:, 1:].abs() < 1.0).all()
 
 
-def test_a_clip_does_not_hide_what_is_not_finite(tmp_path):
+def test_clip_does_not_hide_a_nonfinite_value(tmp_path):
     value = torch.ones(4, 1)
     term = ObservationTermCfg(func=lambda env: value.clone(), clip=(-2.0, 2.0))
     env = twins(tmp_path, observations={"obs": group(one=term)})
@@ -151,7 +151,7 @@ def counted(env, calls):
     return torch.ones(env.num_envs, 1)
 
 
-def test_a_term_that_both_groups_hold_is_computed_once(tmp_path):
+def test_term_shared_by_both_groups_is_computed_once(tmp_path):
     calls: list[int] = []
     term = ObservationTermCfg(func=counted, params={"calls": calls})
     env = twins(tmp_path, observations={"obs": group(a=term), "critic": group(pos=POS, b=term)})
@@ -168,7 +168,7 @@ def spoilt(env, rows):
     return value
 
 
-def test_an_observation_that_is_not_finite_names_terms_and_rows(tmp_path):
+def test_nonfinite_observation_names_terms_and_rows(tmp_path):
     rows: list[int] = []
     bad = ObservationTermCfg(func=spoilt, params={"rows": rows})
     env = twins(tmp_path, observations={"obs": group(pos=POS, spoilt=bad)})
@@ -178,7 +178,7 @@ def test_an_observation_that_is_not_finite_names_terms_and_rows(tmp_path):
         env.step(root)
 
 
-def test_however_many_terms_a_phase_is_one_packet():
+def test_c18_all_terms_share_one_packet():
     """0011-C18: every field once, whoever and however many read it."""
     env = unilab.make("go2_velocity_flat", num_envs=2, seed=0, overrides={"num_threads": 1})
     # Positions and velocities lie side by side in memory; torques and the feet's sensors do not.

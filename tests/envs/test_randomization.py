@@ -100,7 +100,7 @@ def test_a_randomised_row_moves_like_a_model_compiled_with_its_values(tmp_path, 
         np.testing.assert_allclose(views["qvel"][row], data.qvel, rtol=0, atol=1e-8)
 
 
-def test_draws_do_not_pile_up_over_resets(tmp_path):
+def test_draws_do_not_accumulate_over_resets(tmp_path):
     env = randomised(tmp_path, CASES["mass"][0], num_envs=64)
     for _ in range(5):
         env.reset()
@@ -112,7 +112,7 @@ def test_draws_do_not_pile_up_over_resets(tmp_path):
         assert ratio.max() > 1.8
 
 
-def test_only_the_rows_of_a_reset_are_drawn_anew(tmp_path):
+def test_reset_redraws_only_its_rows(tmp_path):
     env = randomised(tmp_path, CASES["joints"][0])
     root = env.reset()
     before = env.backend.expand("dof_armature").clone()
@@ -171,7 +171,7 @@ def test_friction_is_one_draw_a_robot():
     assert (friction[:, others] == torch.from_numpy(model.geom_friction[others, 0])).all()
 
 
-def test_encoders_read_their_bias_and_only_where_asked(tmp_path):
+def test_encoder_bias_is_added_only_with_biased(tmp_path):
     bias = event(mdp.randomize_encoder_bias, bias_range=(0.01, 0.05), asset_cfg=SECOND)
     observations = twins_cfg(tmp_path).observations
     read = ObservationTermCfg(func=mdp.joint_pos_rel, params={"biased": True, **ON_TWINS})
@@ -238,7 +238,7 @@ def nan_gravity(env, env_ids):
 nan_gravity.writes_fields = ("opt.gravity",)
 
 
-def test_a_parameter_that_is_not_finite_is_refused(tmp_path):
+def test_nonfinite_parameter_is_refused(tmp_path):
     with pytest.raises(NonFiniteError, match=r"staged non-finite opt.gravity for rows \[0, 1, 2"):
         randomised(tmp_path, event(nan_gravity))
 
@@ -247,7 +247,7 @@ def undeclared(env, env_ids):
     env.scene.write_field("dof_damping", (torch.arange(2),), torch.ones(env_ids.shape[0], 2))
 
 
-def test_a_parameter_that_nobody_declared_is_refused_at_construction(tmp_path):
+def test_parameter_without_writes_is_refused(tmp_path):
     message = r"'dof_damping'.*@writes"
     with pytest.raises(ConfigError, match=message):
         randomised(tmp_path, event(undeclared))
@@ -260,7 +260,7 @@ def misspelt(env, env_ids):
 misspelt.writes_fields = ("body_mas",)
 
 
-def test_a_parameter_that_cannot_vary_is_refused_at_construction(tmp_path):
+def test_parameter_that_cannot_vary_is_refused(tmp_path):
     with pytest.raises(CapabilityError, match=r"cannot vary 'body_mas' .*\(did you mean 'body_m"):
         randomised(tmp_path, event(misspelt))
 

@@ -169,7 +169,7 @@ def spoilt(env, rows, asset_cfg):
     return value
 
 
-def test_a_reward_that_is_not_finite_names_terms_and_rows(tmp_path):
+def test_nonfinite_reward_names_terms_and_rows(tmp_path):
     rows: list[int] = []
     term = RewardTermCfg(func=spoilt, weight=1.0, params={"rows": rows, **ON_TWINS})
     env = twins(
@@ -218,7 +218,7 @@ def episode_metrics(env):
     return {k: v for k, v in env.drain_metrics().items() if k.startswith("Episode_")}
 
 
-def test_an_episode_that_has_not_begun_counts_for_nothing(tmp_path):
+def test_reset_before_the_first_step_counts_no_episode(tmp_path):
     env = twins(tmp_path)
     drive(env, 5)
     env.drain_metrics()
@@ -227,7 +227,7 @@ def test_an_episode_that_has_not_begun_counts_for_nothing(tmp_path):
     assert episode_metrics(env) == {}
 
 
-def test_metrics_are_drained_and_a_fresh_environment_has_none(tmp_path):
+def test_metrics_are_empty_after_a_drain(tmp_path):
     env = twins(tmp_path)
     env.reset()
     assert episode_metrics(env) == {}
@@ -252,7 +252,7 @@ def test_tracking_reward_of_width_zero_is_refused(func):
         go2(rewards={"bad": bad})
 
 
-def test_a_term_of_weight_zero_is_not_read_for(tmp_path):
+def test_term_of_weight_zero_adds_nothing_to_the_packet(tmp_path):
     off = RewardTermCfg(func=mdp.joint_torques_l2, weight=0.0, params=ON_TWINS)
     env = twins(tmp_path, rewards={"off": off})
     assert env.scene.plan.packet.shape[1] == 4  # positions and velocities of two joints

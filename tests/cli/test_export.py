@@ -22,7 +22,7 @@ def test_line_that_plays_the_file_is_printed(pendulum, tmp_path, capsys):
     assert last.endswith(f"unilab play '{run}' --policy '{run}/policy.onnx'")
 
 
-def test_the_file_lies_in_the_run_and_says_how_close_it_is(go2, tmp_path, capsys):
+def test_file_lies_in_the_run_and_its_error_is_printed(go2, tmp_path, capsys):
     run = shutil.copytree(go2, tmp_path / "run")
     assert cli.main(["export", str(run)]) == 0
     out = capsys.readouterr().out
@@ -31,7 +31,7 @@ def test_the_file_lies_in_the_run_and_says_how_close_it_is(go2, tmp_path, capsys
     assert difference <= 1e-5
 
 
-def test_the_file_holds_what_a_robot_needs(go2, tmp_path):
+def test_file_holds_what_a_robot_needs(go2, tmp_path):
     assert cli.main(["export", str(go2), "--out", str(tmp_path / "go2.onnx")]) == 0
     assert [p.name for p in tmp_path.iterdir()] == ["go2.onnx"]
     read = metadata(tmp_path / "go2.onnx")
@@ -45,14 +45,14 @@ def test_the_file_holds_what_a_robot_needs(go2, tmp_path):
     assert set(read) == {*described, "task", "run", "action_transform", "versions"}
 
 
-def test_a_single_checkpoint_is_exported_beside_its_run(pendulum, tmp_path):
+def test_checkpoint_is_exported_beside_its_run(pendulum, tmp_path):
     run = shutil.copytree(pendulum, tmp_path / "run")
     (checkpoint,) = (run / "checkpoints").iterdir()
     assert cli.main(["export", str(checkpoint)]) == 0
     assert metadata(run / "policy.onnx")["run"] == "run"
 
 
-def test_the_changes_of_the_run_to_its_task_are_told(pendulum, tmp_path):
+def test_overrides_of_the_run_are_exported(pendulum, tmp_path):
     run = shutil.copytree(pendulum, tmp_path / "run")
     content = json.loads((run / "run_config.json").read_text())
     content["config"]["env"]["decimation"] = 5
@@ -61,14 +61,8 @@ def test_the_changes_of_the_run_to_its_task_are_told(pendulum, tmp_path):
     assert metadata(run / "policy.onnx")["control_period"] == pytest.approx(0.05)
 
 
-def test_what_is_no_run_is_one_line_of_error(tmp_path, capsys):
-    assert cli.main(["export", str(tmp_path / "nowhere")]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: ")
-    assert "nowhere does not exist: give the folder that the run printed" in line
-
-
-def test_a_folder_is_no_file_to_write(pendulum, tmp_path, capsys):
+def test_folder_is_not_a_file_to_write(pendulum, tmp_path, capsys):
     assert cli.main(["export", str(pendulum), "--out", str(tmp_path)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: path")
+    assert line.startswith("error: ")
+    assert str(tmp_path) in line

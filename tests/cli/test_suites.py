@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass
 
 import onnx
 import pytest
-import torch
+from torchrl.envs import PendulumEnv
 
 from unilab import cli, registry
 from unilab.cli.runs import TrainedTask
-from unilab.envs import TorchEnv
 from unilab.errors import CapabilityError
 
 pytest.importorskip("gymnasium", reason="needs Gymnasium: pip install 'unilab-torchrl[gym]'")
@@ -47,45 +45,7 @@ def test_a_suites_task_is_exported_with_its_actions(runs, tmp_path):
     assert read["action_high"] == [1.0] * 3
 
 
-class Counter(TorchEnv):
-    """Counts its steps; neither managers nor physics."""
-
-    def __init__(self, *, num_envs: int, device: str, seed: int | None) -> None:
-        super().__init__(num_envs=num_envs, device=device, seed=seed)
-        self._make_specs(1)
-
-    @property
-    def obs_groups_spec(self):
-        return {"obs": 1}
-
-    def _physics(self, action): ...
-
-    def _evaluate(self):
-        never = torch.zeros(self.num_envs, dtype=torch.bool)
-        return never.float(), never, never
-
-    def _observe(self, rows=None):
-        return {"obs": self.episode_length[slice(None) if rows is None else rows, None].float()}
-
-    def _stage_reset(self, rows): ...
-
-    def _commit_reset(self, rows): ...
-
-
-@dataclass(frozen=True)
-class CounterCfg:
-    init_at_random_ep_len: bool = False
-
-    def make(self, **arguments) -> TorchEnv:
-        return Counter(**arguments)
-
-
-def test_an_environment_of_another_kind_is_refused_with_the_way_out(runs, tmp_path, monkeypatch):
-    monkeypatch.setitem(registry._registered, "counter", CounterCfg)
-    run = shutil.copytree(runs("pendulum_swingup"), tmp_path / "run")
-    content = json.loads((run / "run_config.json").read_text())
-    content["config"] |= {"task": "counter", "env": {}}
-    (run / "run_config.json").write_text(json.dumps(content))
-
-    with pytest.raises(CapabilityError, match="Counter"):
-        TrainedTask.of(run).make_env(num_envs=1, seed=0)
+def test_environment_of_another_kind_is_refused(runs, monkeypatch):
+    monkeypatch.setattr(registry, "make", lambda *args, **kwargs: PendulumEnv())
+    with pytest.raises(CapabilityError, match="PendulumEnv"):
+        TrainedTask.of(runs("pendulum_swingup")).make_env(num_envs=1, seed=0)

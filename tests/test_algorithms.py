@@ -163,6 +163,7 @@ def test_c28_registered_algorithm_trains_evaluates_and_resumes_with_the_same_run
     assert run_config(run)["actor_semantics"]["builder"] is None
 
 
+@pytest.mark.slow
 def test_c28_neither_route_disturbs_the_other(registered, tmp_path):
     builders = []
     for name, overrides in (

@@ -26,6 +26,7 @@ def run(tmp_path):
     return folder
 
 
+@pytest.mark.slow
 def test_every_task_composes_for_its_environment():
     for task in registry.names():
         cfg = compose([f"task={task}"])
@@ -156,6 +157,7 @@ hydra_main(train, FlashSACCfg)()
 """
 
 
+@pytest.mark.slow
 def test_sweep_runs_each_job_and_writes_only_its_record(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", _APP, "-m", "training.seed=1,2", "env.x=3"],

@@ -80,6 +80,7 @@ def test_dims_are_those_of_the_environment():
     assert registry.dims("go2_velocity_flat").has_critic
 
 
+@pytest.mark.slow
 def test_c8_factory_builds_the_same_environment_in_a_spawned_process():
     make_env = registry.factory("go2_velocity_flat", num_envs=2, seed=3, overrides=ONE_THREAD)
     context = multiprocessing.get_context("spawn")

@@ -15,6 +15,7 @@ def metadata(path):
     return {p.key: json.loads(p.value) for p in onnx.load(path).metadata_props}
 
 
+@pytest.mark.slow
 def test_line_that_plays_the_file_is_printed(pendulum, tmp_path, capsys):
     run = shutil.copytree(pendulum, tmp_path / "my run")
     assert cli.main(["export", str(run)]) == 0
@@ -45,6 +46,7 @@ def test_file_holds_what_a_robot_needs(go2, tmp_path):
     assert set(read) == {*described, "task", "run", "action_transform", "versions"}
 
 
+@pytest.mark.slow
 def test_checkpoint_is_exported_beside_its_run(pendulum, tmp_path):
     run = shutil.copytree(pendulum, tmp_path / "run")
     (checkpoint,) = (run / "checkpoints").iterdir()
@@ -52,6 +54,7 @@ def test_checkpoint_is_exported_beside_its_run(pendulum, tmp_path):
     assert metadata(run / "policy.onnx")["run"] == "run"
 
 
+@pytest.mark.slow
 def test_overrides_of_the_run_are_exported(pendulum, tmp_path):
     run = shutil.copytree(pendulum, tmp_path / "run")
     content = json.loads((run / "run_config.json").read_text())

@@ -90,6 +90,7 @@ def test_episodes_start_at_their_beginning(pendulum, tmp_path):
     assert [e.seconds for e in play(run, seconds=0.6)] == [pytest.approx(0.6)] * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "seconds"), [("pendulum_swingup", None), ("g1_velocity_flat", 0.6)]
 )
@@ -103,6 +104,7 @@ def test_exported_file_plays_like_its_checkpoint(task, seconds, runs, tmp_path):
         assert (b.seconds, b.ended_by) == (a.seconds, a.ended_by)
 
 
+@pytest.mark.slow
 def test_checkpoint_plays_also_behind_links(pendulum, tmp_path):
     (checkpoint,) = (pendulum / "checkpoints").iterdir()
     episodes = play(pendulum, seconds=0.2)
@@ -164,6 +166,7 @@ def test_endless_rollout_stops_when_it_is_told(pendulum):
     env.close()
 
 
+@pytest.mark.slow
 def test_policy_that_does_not_fit_the_task_is_refused(pendulum, go2, tmp_path):
     cli.main(["export", str(pendulum), "--out", str(tmp_path / "p.onnx")])
     with pytest.raises(ConfigError, match="pendulum_swingup"):

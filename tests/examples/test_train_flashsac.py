@@ -39,32 +39,28 @@ def rows(run: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_a_run_ends_with_results_and_the_next_commands(tmp_path, capsys):
+def test_run_ends_with_results_checkpoint_and_the_next_command(tmp_path, capsys):
     run = tmp_path / "run"
     assert train(compose([*TINY, f"training.run_dir={run}"])) == 0
     out = capsys.readouterr().out
     assert "Finished: 160 steps" in out
     assert "Eval/return" in out
-    assert f"training.resume={run} algo.total_frames=320" in out
+    assert f"training.resume={run}" in out
     assert [p.name for p in (run / "checkpoints").iterdir()] == ["checkpoint-000000000160"]
     last = rows(run)[-1]
     assert int(last["frames"]) == 160
     assert last["Eval/return"]
     assert float(last["Perf/updates"]) == 160 / 4 - 32 / 4 + 1
-
-
-def test_run_config_says_what_the_critic_reads(tmp_path):
-    run = tmp_path / "run"
-    train(compose([*TINY, f"training.run_dir={run}", "training.eval_interval=null"]))
     content = json.loads((run / "run_config.json").read_text())
     assert content["critic_obs"] == "obs"
     assert content["obs_groups"] == {"obs": 3}
     assert content["actor_semantics"]["action_transform"] == "tanh"
     assert content["config"]["algo"]["num_envs"] == 4
-    assert content["device_resolution"]["learner"] == "cpu"
+    assert content["device_resolution"] == {"learner": "cpu", "collector_tensor": "cpu"}
 
 
-def test_a_pipelined_run_trains_evaluates_and_can_be_resumed(tmp_path):
+@pytest.mark.slow
+def test_pipelined_run_trains_evaluates_and_resumes(tmp_path):
     run = tmp_path / "run"
     pipelined = [*TINY, f"training.run_dir={run}", "training.collector=pipelined"]
     assert train(compose(pipelined)) == 0
@@ -72,14 +68,11 @@ def test_a_pipelined_run_trains_evaluates_and_can_be_resumed(tmp_path):
     assert float(last["Perf/updates"]) == 160 / 4 - 32 / 4 + 1
     assert last["Eval/return"]
     assert float(last["Episode_Termination/time_out"]) == 1.0
-    content = json.loads((run / "run_config.json").read_text())
-    assert content["device_resolution"] == {"learner": "cpu", "collector_tensor": "cpu"}
-
     assert train(compose([f"training.resume={run}", "algo.total_frames=240"])) == 0
     assert int(rows(run)[-1]["frames"]) == 240
 
 
-def test_the_critic_reads_its_own_group_where_the_task_has_one(tmp_path):
+def test_critic_reads_its_own_group_if_the_task_has_one(tmp_path):
     run = tmp_path / "run"
     overrides = [o for o in TINY if not o.startswith(("task=", "env."))]
     cfg = compose(
@@ -98,7 +91,7 @@ def test_the_critic_reads_its_own_group_where_the_task_has_one(tmp_path):
     assert content["obs_groups"]["critic"] > content["obs_groups"]["obs"]
 
 
-def test_a_finished_run_goes_on_with_more_steps(tmp_path, capsys):
+def test_finished_run_continues_with_more_steps(tmp_path, capsys):
     run = tmp_path / "run"
     train(compose([*TINY, f"training.run_dir={run}", "training.save_replay=true"]))
     before = rows(run)
@@ -124,37 +117,37 @@ def test_other_networks_are_refused_and_the_run_is_left_as_it_was(tmp_path):
     train(compose([*TINY, f"training.run_dir={run}"]))
     files = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
     wider = ["algo.algo_params.actor_hidden_dim=16", "algo.total_frames=240"]
-    with pytest.raises(
-        CheckpointError, match=r"hidden_dim is 8 there and 16 here.*Nothing was loaded"
-    ):
+    with pytest.raises(CheckpointError, match="hidden_dim"):
         train(compose([f"training.resume={run}", *wider]))
     assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == files
 
 
+CUSTOM = "algo.algo_params.actor_config.builder=reference.actors:PlainActor"
+
+
 @pytest.mark.parametrize(
-    ("setting", "message"),
+    ("overrides", "name"),
     [
-        ("use_whole_cycle_cuda_graph=true", "use_whole_cycle_cuda_graph"),
-        ("actor_normalize_parameters=false", "actor_normalize_parameters"),
+        ([CUSTOM, "algo.algo_params.use_whole_cycle_cuda_graph=true"], "use_whole_cycle_cuda"),
+        ([CUSTOM, "algo.algo_params.actor_normalize_parameters=false"], "actor_normalize"),
+        (["env.decimate=4"], r"'decimate'.*decimation"),
+        (["algo.gamma=1.5"], "gamma"),
+        (["algo.algo_params.tau=2.0"], "tau"),
+        (["algo.algo_params.lr=0.0"], "lr"),
+        (["algo.algo_params.num_bins=1"], "num_bins"),
+        (["algo.algo_params.v_min=6.0"], "v_min"),
     ],
 )
-def test_what_only_the_built_in_actor_can_is_refused_with_another(tmp_path, setting, message):
+def test_setting_that_cannot_train_is_refused_before_the_run_has_a_folder(
+    tmp_path, overrides, name
+):
     run = tmp_path / "run"
-    custom = "algo.algo_params.actor_config.builder=reference.actors:PlainActor"
-    cfg = compose([*TINY, custom, f"algo.algo_params.{setting}", f"training.run_dir={run}"])
-    with pytest.raises(ConfigError, match=message):
-        train(cfg)
+    with pytest.raises(ConfigError, match=name):
+        train(compose([*TINY, *overrides, f"training.run_dir={run}"]))
     assert not run.exists()
 
 
-def test_a_bad_environment_override_leaves_no_run_folder(tmp_path):
-    run = tmp_path / "run"
-    cfg = compose([*TINY, f"training.run_dir={run}", "env.decimate=4"])
-    with pytest.raises(ConfigError, match=r"'decimate'.*did you mean 'decimation'"):
-        train(cfg)
-    assert not run.exists()
-
-
+@pytest.mark.slow
 def test_ctrl_c_saves_and_leaves_with_a_summary(tmp_path):
     process = subprocess.Popen(
         [

@@ -84,7 +84,8 @@ def train(cfg: FlashSACCfg) -> int:
     torch.set_num_threads(learner_threads)
     torch.manual_seed(training.seed)
 
-    # Environments to train in, in a second process if pipelined, and others to evaluate in.
+    # Environments to evaluate in tell the learner its widths; those to train in start last, in a
+    # second process if pipelined.
     make_env = unilab.registry.factory(
         cfg.task,
         num_envs=algo.num_envs,
@@ -92,7 +93,6 @@ def train(cfg: FlashSACCfg) -> int:
         seed=training.seed,
         overrides={"num_threads": physics_threads} | cfg.env,
     )
-    env = EnvProcess(make_env) if pipelined else make_env()
     eval_env = unilab.make(
         cfg.task,
         num_envs=training.eval_num_envs,
@@ -108,6 +108,7 @@ def train(cfg: FlashSACCfg) -> int:
         algo.replay_capacity, algo.batch_size, device=device, n_step=algo.n_step, gamma=algo.gamma
     )
     rewards = RewardNormalizer(algo.gamma, v_max=algo.algo_params.v_max)
+    env = EnvProcess(make_env) if pipelined else make_env()
 
     # A new run, or the one to resume from its last checkpoint.
     state = {"learner": learner, "rewards": rewards, "env": EnvTrainingState(env)}

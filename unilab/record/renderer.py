@@ -191,9 +191,9 @@ def offscreen_context(width: int, height: int) -> Any:
         context.make_current()
     except Exception as error:  # PyOpenGL raises AttributeError, ... where a library is missing
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise CapabilityError(f"no OpenGL context by {platform} ({reason}): {_OPENGL_HELP}") from (
-            error
-        )
+        raise CapabilityError(
+            f"no OpenGL context by {platform} ({reason}): {_OPENGL_HELP}"
+        ) from error
     return context
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
 from math import inf, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,7 +20,6 @@ from unilab.checks import (
     check_fields,
     check_fits,
     check_range,
-    convert,
     hints_of,
     replace,
     to_device,
@@ -160,7 +159,7 @@ def test_annotations_that_cannot_be_resolved_are_ignored():
     ],
 )
 def test_yaml_value_is_converted_to_the_annotation(hint, value, converted):
-    result = convert("x", value, hint)
+    result = build(make_dataclass("Cfg", [("x", hint)]), {"x": value}).x
     assert (result, type(result)) == (converted, type(converted))
 
 

@@ -75,7 +75,7 @@ def build(cls: type[T], values: Mapping[str, Any], path: str = "") -> T:
         if key not in known:
             raise _unknown(key, known, path)
     converted = {
-        key: convert(_join(path, key), value, hints.get(key, Any)) for key, value in values.items()
+        key: _convert(_join(path, key), value, hints.get(key, Any)) for key, value in values.items()
     }
     for field in settings:
         optional = (field.default, field.default_factory) != (dataclasses.MISSING,) * 2
@@ -85,7 +85,7 @@ def build(cls: type[T], values: Mapping[str, Any], path: str = "") -> T:
 
 
 def replace(config: T, overrides: Mapping[str, Any], path: str = "") -> T:
-    """Copy a configuration with some of its values replaced.
+    """Copy a configuration with some values replaced.
 
     Args:
         config: a dataclass; its tables are dicts of values or of further dataclasses.
@@ -105,22 +105,6 @@ def replace(config: T, overrides: Mapping[str, Any], path: str = "") -> T:
             raise _unknown(key, current, path)
         changed[key] = _replaced(_join(path, key), current[key], new, hints.get(key, Any))
     return _construct(path, lambda: dataclasses.replace(config, **changed))  # type: ignore[type-var]
-
-
-def convert(name: str, value: Any, hint: Any) -> Any:
-    """Convert a value of YAML or of an override to its annotation, and check it.
-
-    Args:
-        name: name of the value, for messages.
-        value: the value.
-        hint: the annotation.
-
-    Raises:
-        ConfigError: the value does not fit.
-    """
-    converted = _converted(name, value, hint)
-    check_fits(name, converted, hint)
-    return converted
 
 
 def check_fields(config: Any, path: str = "") -> None:
@@ -161,7 +145,7 @@ def check_fits(name: str, value: Any, hint: Any, *, infinite: bool = False) -> N
         if hint is not Any:
             check_fields(value, name)
     elif isinstance(value, Mapping):
-        of_key, of_item = _items_of(hint)
+        of_key, of_item = _table_hints(hint)
         for key, item in value.items():
             check_fits(f"key of {name}", key, of_key)
             check_fits(f"{name}[{key!r}]", item, of_item, infinite=infinite)
@@ -216,15 +200,21 @@ def _hints_of_class(cls: Any) -> dict[str, Any]:
     return hints_of(cls)
 
 
+def _convert(name: str, value: Any, hint: Any) -> Any:
+    converted = _converted(name, value, hint)
+    check_fits(name, converted, hint)
+    return converted
+
+
 def _replaced(name: str, old: Any, new: Any, hint: Any) -> Any:
     if not isinstance(new, Mapping):
         as_before = hint is Any and isinstance(old, tuple) and isinstance(new, list)
-        return convert(name, tuple(new) if as_before else new, hint)
+        return _convert(name, tuple(new) if as_before else new, hint)
     if is_dataclass(old) and not isinstance(old, type):
         return replace(old, new, name)
     if not isinstance(old, Mapping):
-        return convert(name, new, hint)
-    of_item = _items_of(hint)[1]
+        return _convert(name, new, hint)
+    of_item = _table_hints(hint)[1]
     terms = is_dataclass(of_item)
     # Keys of other tables may be patterns, with dots in them.
     whole = old if terms or of_item is Any else new
@@ -291,7 +281,7 @@ def _converted(name: str, value: Any, hint: Any) -> Any:
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if origin in (tuple, Sequence) and isinstance(value, list | tuple):
-        of_items = args if _has_length(hint) else args[:1] * len(value)
+        of_items = _hints_of_items(hint, len(value))
         if len(of_items) == len(value):
             pairs = zip(value, of_items, strict=True)
             return tuple(_converted(name, item, of_item) for item, of_item in pairs)
@@ -323,20 +313,23 @@ def _expected(value: Any, hint: Any, infinite: bool = False) -> str:
     elif origin in (tuple, list, Sequence):
         value = value.tolist() if hasattr(value, "tolist") else value  # an array, a tensor
         fits = isinstance(value, Sequence) and not isinstance(value, str)
-        of_items = args if _has_length(hint) else args[:1] * (len(value) if fits else 0)
+        of_items = _hints_of_items(hint, len(value) if fits else 0)
         fits = fits and len(value) == len(of_items)
         fits = fits and not any(map(_expected, value, of_items, [infinite] * len(of_items)))
     return "" if fits else _WORDS.get(hint) or _type_name(hint)
 
 
-def _items_of(hint: Any) -> tuple[Any, Any]:
+def _table_hints(hint: Any) -> tuple[Any, Any]:
     """Annotations of the keys and values of a table."""
     arms = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     return next((get_args(arm) for arm in arms if get_origin(arm) is dict), (Any, Any))
 
 
-def _has_length(hint: Any) -> bool:
-    return get_origin(hint) is tuple and get_args(hint)[1:] != (...,)
+def _hints_of_items(hint: Any, length: int) -> tuple[Any, ...]:
+    """Annotations of the items of a sequence; as many as it must have."""
+    args = get_args(hint)
+    fixed = get_origin(hint) is tuple and args[1:] != (...,)
+    return args if fixed else args[:1] * length
 
 
 def _is_number(value: Any, infinite: bool) -> bool:

@@ -99,7 +99,7 @@ def test_package_with_a_broken_import_is_named(
     install(tmp_path, "broken_robots", "[unilab.tasks]\nbroken = broken_robots\n")
     (tmp_path / "broken_robots.py").write_text("import no_such_physics\n")
     monkeypatch.syspath_prepend(tmp_path)
-    registry._import_packages.cache_clear()
+    registry.import_entry_points.cache_clear()
 
     assert registry.describe("cartpole_swingup")  # packaged tasks import no other package
     with pytest.raises(ConfigError, match=r"broken_robots.*no_such_physics"):

@@ -13,10 +13,8 @@ The same from the command line:
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 import torch.nn.functional as nnF
@@ -159,6 +157,4 @@ def main(overrides: Sequence[str]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    # The closing summaries tell commands that find this file again.
-    os.environ.setdefault("PYTHONPATH", os.path.relpath(Path(__file__).parent))
     print(main(sys.argv[1:]))

@@ -301,6 +301,13 @@ def test_c19_c20_c21_other_missing_or_unknown_semantics_are_refused_before_any_w
     assert unchanged(fresh, before)
 
 
+@pytest.mark.parametrize("part", ["optimizers", "schedules"])
+def test_c21_a_state_without_optimizers_or_schedules_is_refused(part):
+    training = FlashSACLearner(tiny_loss())
+    with pytest.raises(CheckpointError, match="actor"):
+        training.load_state_dict({**training.state_dict(), part: {}})
+
+
 def test_c21_a_state_of_other_networks_is_refused():
     training = FlashSACLearner(tiny_loss())
     state = training.state_dict()

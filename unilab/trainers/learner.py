@@ -260,7 +260,9 @@ class FlashSACLearner:
         if min(counts.values()) < 0:
             return f"learner counts must be at least 0, got {counts}"
         for name, adam in self._optimizers.items():
-            saved_moments = state["optimizers"].get(name, {})
+            saved_moments = state["optimizers"].get(name)
+            if saved_moments is None or name not in state["schedules"]:
+                return f"the optimizer or schedule of {name} is missing"
             moments = {  # a parameter that never had a gradient has none
                 i: {"step": torch.zeros(()), "exp_avg": p, "exp_avg_sq": p}
                 for i, p in enumerate(adam.param_groups[0]["params"])

@@ -2,7 +2,7 @@
 
     python benchmarks/bench_ring.py [--seconds 20]
 
-Overlap: physics that takes P, a learner that sleeps T a tick; the cycle should be max(T, P).
+Overlap: a tick takes P without a learner, which sleeps T a tick; the cycle should be max(T, P).
 Hand-over: time between two steps of an environment without physics, under a policy that does
 nothing: publish the observation, act, publish the action.
 """
@@ -88,7 +88,7 @@ def overlap(task: str, num_envs: int, seconds: float) -> None:
             physics = cycle(20, 0.0)
             measured.append(cycle(20, share * physics) / (max(share, 1.0) * physics))
     collector.shutdown()
-    print(f"{task}, {num_envs} environments: physics {1e3 * physics:.1f} ms a tick")
+    print(f"{task}, {num_envs} environments: P {1e3 * physics:.1f} ms")
     for share, measured in ratios.items():
         ratio = statistics.median(measured)
         print(f"  T / P = {share}: cycle / max(T, P) {ratio:.3f}; target <= {CYCLE_TARGET}")

@@ -31,9 +31,9 @@ class TensorCapabilities:
     """Capabilities of a backend; environments decide support from them, not from its name."""
 
     state_fields: Mapping[str, int]
-    """Readable fields and their widths (``qpos`` -> nq)."""
+    """Widths of the readable fields by name."""
     sensors: Mapping[str, int]
-    """Named sensors and their widths."""
+    """Widths of the sensors by name."""
     selected_row_reset: bool
     """Whether single environments can be written."""
     model_fields: frozenset[str]
@@ -61,15 +61,13 @@ class TensorCapabilities:
 
 @dataclass(frozen=True, kw_only=True)
 class JointInfo:
-    """One joint of the model."""
+    """One joint of the model, with its columns in qpos and qvel."""
 
     name: str
     body: str
     type: Literal["free", "ball", "slide", "hinge"]
     qpos: slice
-    """Columns in qpos."""
     qvel: slice
-    """Columns in qvel."""
     range: tuple[float, float]
     """Limits in rad or m; (-inf, inf) when unlimited."""
 
@@ -102,18 +100,17 @@ class ActuatorInfo:
 class HostBridgeTransferPlan:
     """A fixed packed layout between physics arrays and the runtime device.
 
-    Every read gathers its columns into one ``[num_envs, width]`` float32 packet, which goes to an
-    accelerator in one copy. The plan counts these copies. Blocks that touch or overlap share packet
-    columns and are copied as one.
+    A read gathers its columns into one packet, which goes to an accelerator in one copy. Blocks
+    that touch or overlap share packet columns and are copied as one.
 
     Args:
         views: the physics views by source name, each ``[num_envs, k]``.
         sources: the blocks to read.
-        device: where the packet is published.
+        device: device of the packet.
 
     Attributes:
         columns: packet columns of each block, in the order of ``sources``.
-        packet: ``[num_envs, width]`` float32 on ``device``; rewritten by every read.
+        packet: ``[num_envs, width]`` float32; rewritten by every read.
         transfers: host-to-device copies so far (0 on CPU).
         bytes: bytes of those copies.
     """
@@ -138,7 +135,7 @@ class HostBridgeTransferPlan:
         self.bytes = 0
 
     def read(self) -> Tensor:
-        """Publish the current physics values of every environment in ``packet``."""
+        """Update the packet from physics."""
         for segment, view in zip(self._segments, self._views, strict=True):
             segment.copy_(view)
         if not self._on_host:
@@ -147,11 +144,7 @@ class HostBridgeTransferPlan:
         return self.packet
 
     def read_rows(self, rows: Tensor) -> Tensor:
-        """Publish the current physics values of some environments in ``packet``.
-
-        Args:
-            rows: ``[n]`` int64 environment indices on the CPU.
-        """
+        """Update rows ``[n]``, int64 on the CPU, of the packet from physics."""
         selected = torch.cat([view.index_select(0, rows) for view in self._views], dim=1).float()
         if not self._on_host:
             self._count(selected)
@@ -186,27 +179,25 @@ def _joined(views: list[Tensor]) -> list[Tensor]:
     """Views that are adjacent columns of the same memory, joined."""
     joined: list[Tensor] = []
     for view in views:
-        if joined:
-            left = joined[-1]
-            if (
-                left.untyped_storage().data_ptr() == view.untyped_storage().data_ptr()
-                and left.dtype == view.dtype
-                and left.stride() == view.stride() == (left.stride(0), 1)
-                and left.storage_offset() + left.shape[1] == view.storage_offset()
-            ):
-                shape = (left.shape[0], left.shape[1] + view.shape[1])
-                joined[-1] = left.as_strided(shape, left.stride())
-                continue
-        joined.append(view)
+        left = joined[-1] if joined else view[:, :0]
+        if (
+            left.untyped_storage().data_ptr() == view.untyped_storage().data_ptr()
+            and left.dtype == view.dtype
+            and left.stride() == view.stride() == (left.stride(0), 1)
+            and left.storage_offset() + left.shape[1] == view.storage_offset()
+        ):
+            shape = (left.shape[0], left.shape[1] + view.shape[1])
+            joined[-1:] = [left.as_strided(shape, left.stride())]
+        else:
+            joined.append(view)
     return joined
 
 
 class SimBackend(ABC):
-    """Batched physics of one model.
+    """Batched physics of one model: all that environments use of it.
 
-    Environments use only these methods and attributes. Unknown names of fields and sensors are
-    refused with a CapabilityError, rows and shapes that do not fit with a ConfigError before
-    anything is written.
+    An unknown field or sensor is a CapabilityError; rows or shapes that do not fit are a
+    ConfigError before anything is written.
 
     Attributes:
         num_envs: environments in the batch.
@@ -247,15 +238,13 @@ class SimBackend(ABC):
 
     @abstractmethod
     def step_tensor(self, ctrl: Tensor, nstep: int) -> None:
-        """Apply controls and advance; sensors are current with the new state.
+        """Advance by ``nstep`` substeps; sensors are current with the new state.
+
+        An error of the simulator is an EnvFaultedError that names its rows.
 
         Args:
-            ctrl: ``[num_envs, nu]`` controls, held for all substeps; a ``ctrl`` view shows them
-                unclamped.
+            ctrl: ``[num_envs, nu]``, held for all substeps; a ``ctrl`` view shows them unclamped.
             nstep: physics substeps.
-
-        Raises:
-            EnvFaultedError: the simulator raised in some environments; names the rows.
         """
 
     @abstractmethod
@@ -265,18 +254,14 @@ class SimBackend(ABC):
         """Write the state of some environments; sensors are current with it.
 
         Args:
-            rows: ``[n]`` int64 environment indices, unique.
-            qpos: ``[n, nq]``.
-            qvel: ``[n, nv]``.
+            rows: ``[n]`` int64, unique.
+            qpos, qvel: ``[n, nq]`` and ``[n, nv]``.
             reset: also reset time, warm start, activations and controls, for a new episode.
         """
 
     @abstractmethod
     def get_replay_state(self) -> Tensor:
-        """Live ``[num_envs, k]`` view of the full state, for :meth:`replay`.
-
-        Besides it, the next step depends on the controls and the model only.
-        """
+        """Live ``[num_envs, k]`` view of all that a step depends on besides controls and model."""
 
     @abstractmethod
     def get_model_bytes(self, row: int) -> bytes:
@@ -289,12 +274,12 @@ class SimBackend(ABC):
 
         Args:
             model: from :meth:`get_model_bytes`.
-            state: ``[k]``, of :meth:`get_replay_state` before the step.
+            state: a row of :meth:`get_replay_state` before the step.
             ctrl: ``[nu]``.
             nstep: physics substeps.
 
         Returns:
-            ``[k]``, the state after the step.
+            That row after the step.
         """
 
     @abstractmethod
@@ -308,12 +293,7 @@ class SimBackend(ABC):
     def compile_host_bridge_io(
         self, sources: Sequence[Source], device: torch.device
     ) -> HostBridgeTransferPlan:
-        """Freeze a packed read layout.
-
-        Args:
-            sources: blocks of columns, by state field or ``sensor:<name>``.
-            device: where packets are published.
-        """
+        """Freeze a packed read layout."""
         capabilities = self.get_tensor_capabilities()
         views = dict(self.get_state_views())
         for name, _ in sources:

@@ -175,12 +175,7 @@ class MujocoBackend(SimBackend):
             raise self._fault(error) from error
 
     def step_rows(self, rows: Tensor, nstep: int) -> None:
-        """Advance some environments under their current controls.
-
-        Args:
-            rows: ``[n]`` int64 environment indices, unique and ascending.
-            nstep: physics substeps.
-        """
+        """Advance rows ``[n]``, unique and ascending, under their current controls."""
         try:
             self._batch.step(rows.numpy(), nstep=nstep, stage=self._stage)
         except SimulationError as error:

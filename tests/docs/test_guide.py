@@ -100,17 +100,11 @@ def test_custom_actor_page_command_composes() -> None:
     assert cfg.algo.algo_params.use_whole_cycle_cuda_graph is False
 
 
-def test_tasks_page_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_tasks_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
     names = run_page("guide/tasks.md")
 
     assert "-0.02" in capsys.readouterr().out
     assert names["data"]["next", "obs"].shape == (8, 20, 3 * 45)
-    assert {int(episode["env_id"]) for episode in names["episodes"]} == {0, 1}
-    assert names["episodes"][0]["steps", "obs"].shape[1] == 3 * 45
-    assert [p.name for p in tmp_path.iterdir()] == ["runs"]
 
 
 def test_backends_page_runs() -> None:

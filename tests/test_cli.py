@@ -63,6 +63,7 @@ print("torch" in sys.modules, code)
         ("train tsak=go2_velocity_flat", 2, "did you mean 'task'"),
         ("train flashsack", 2, "did you mean 'flashsac'"),
         ("train algo.name=ddpg", 2, "'ddpg'"),
+        ("train training.resume=nowhere", 2, "error: nowhere"),
     ],
 )
 def test_command_that_only_answers_imports_no_torch(tmp_path, command, code, said):

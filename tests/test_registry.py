@@ -10,6 +10,7 @@ import torch
 
 import unilab
 from unilab import registry
+from unilab.collectors import PipelinedCollector
 from unilab.envs import ManagerBasedRlEnvCfg, RewardTermCfg, SceneEntityCfg, TorchEnv
 from unilab.errors import ConfigError
 from unilab.tasks.classic.pendulum_swingup import pendulum_swingup
@@ -94,6 +95,14 @@ def test_c8_factory_builds_the_same_environment_in_a_spawned_process():
         child.join(300)
     assert child.exitcode == 0
     assert (there == rollout(make_env)).all()
+
+
+def test_config_with_a_lambda_is_sent_to_the_collectors_process():
+    term = RewardTermCfg(func=lambda env: torch.ones(env.num_envs), weight=2.0)
+    overrides = {"rewards.upright": term, **ONE_THREAD}
+    make_env = registry.factory("pendulum_swingup", num_envs=2, overrides=overrides)
+    (data,) = PipelinedCollector(make_env, frames_per_batch=2, total_frames=2)
+    assert data["next", "reward"].flatten().tolist() == pytest.approx([2.0 * 0.02] * 2)
 
 
 @pytest.mark.parametrize("task", registry.names())

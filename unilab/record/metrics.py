@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from torchrl.record.loggers import TensorboardLogger
-
 from unilab.errors import ConfigError, did_you_mean
 from unilab.record.run_folder import RunFolder, unwritable, write_whole
 
@@ -181,6 +179,8 @@ class MetricLogger:
     """
 
     def __init__(self, run: RunFolder, *, until_frames: int | None = None) -> None:
+        from torchrl.record.loggers import TensorboardLogger  # not needed to read a run
+
         self._unlock = weakref.finalize(self, os.close, run.lock())
         self.csv = ProgressCsv(run.progress_file, until_frames=until_frames)
         try:

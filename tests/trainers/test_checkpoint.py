@@ -15,7 +15,7 @@ import torch
 
 from unilab.errors import CheckpointError, ConfigError
 from unilab.trainers import Checkpointer, Counters
-from unilab.trainers.checkpoint_files import as_checkpoint, read_identity, read_states
+from unilab.trainers.checkpoint import as_checkpoint, read_identity, read_states
 
 TICKS = 20
 

@@ -15,7 +15,7 @@ from unilab.errors import ActorContractError, CheckpointError
 from unilab.modules import FlashSACActorSpec, actor_semantics, build_actor
 from unilab.record import RunFolder
 from unilab.trainers import Counters, load_actor, load_play_actor
-from unilab.trainers.checkpoint_files import read_identity
+from unilab.trainers.checkpoint import read_identity
 
 OBS = torch.linspace(-1.0, 1.0, 15).reshape(5, 3)
 

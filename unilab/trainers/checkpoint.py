@@ -4,40 +4,46 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import hashlib
 import math
+import pickle
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from tensordict import TensorDict
-from torchrl.checkpoint import CheckpointRotation, GlobalRNGState
+from torchrl.checkpoint import Checkpoint, CheckpointAdapter, CheckpointRotation, GlobalRNGState
 from torchrl.data import ReplayBuffer
 
-from unilab.errors import CheckpointError
-from unilab.trainers.checkpoint_files import as_checkpoint, newest, read_identity, read_states
+from unilab.errors import CheckpointError, why_unreadable
 from unilab.trainers.state_check import differences, state_problem
 
-__all__ = ["Checkpointer", "Counters", "EnvTrainingState", "ReplayContents", "Stateful"]
+__all__ = [
+    "Checkpointer",
+    "Counters",
+    "EnvTrainingState",
+    "ReplayContents",
+    "Stateful",
+    "newest",
+    "read_identity",
+    "read_states",
+]
 
 _OPTIONAL = ("replay",)
 
 
 class Stateful(Protocol):
-    """A component of a checkpoint.
+    """A component: its state is tensors, numbers and strings in dicts, lists and tuples.
 
     Optionally with ``check_state(state) -> str``, which returns the reason why it cannot load a
     state, or ``""``. By default a state is compared with the live one.
     """
 
-    def state_dict(self) -> Any:
-        """Tensors, numbers and strings, nested in dicts, lists and tuples."""
-        ...
-
-    def load_state_dict(self, state: Any, /) -> Any:
-        """Continues from a state."""
-        ...
+    def state_dict(self) -> Any: ...
+    def load_state_dict(self, state: Any, /) -> Any: ...
 
 
 @dataclass
@@ -70,11 +76,10 @@ class Checkpointer:
 
     Args:
         directory: the run's ``checkpoints/``.
-        components: name -> object with ``state_dict`` and ``load_state_dict``. The counters of the
-            run and the global random generators of Python, NumPy and torch are saved as well. A
-            component named ``replay`` may be absent from a checkpoint.
-        identity: JSON values that must agree between checkpoint and run, such as the task and the
-            widths of observations and actions.
+        components: objects to save by name. The counters of the run and the global random
+            generators of Python, NumPy and torch are saved as well. A component named ``replay``
+            may be absent from a checkpoint.
+        identity: JSON values that must agree between checkpoint and run, such as the task.
         keep: number of checkpoints to keep; the oldest ones are deleted.
     """
 
@@ -92,13 +97,9 @@ class Checkpointer:
         self._rotation = CheckpointRotation(directory, keep_last=keep)
 
     def save(self, counters: Counters) -> Path:
-        """Writes a checkpoint and deletes the oldest ones.
+        """Writes a checkpoint, named by its frames, and deletes the oldest ones.
 
-        Args:
-            counters: how far the run is; the frames name and order the checkpoints.
-
-        Raises:
-            CheckpointError: it could not be written; the earlier ones are unchanged.
+        After an error the earlier ones are unchanged.
         """
         states = {name: part.state_dict() for name, part in self._components.items()}
         states["counters"] = dataclasses.asdict(counters)
@@ -127,17 +128,13 @@ class Checkpointer:
         return latest
 
     def load(self, path: str | Path | None = None) -> Counters:
-        """Restores every component, or none.
+        """Restores every component from a checkpoint, or none.
 
         Args:
             path: a checkpoint; the newest one by default.
 
         Returns:
             How far the run was.
-
-        Raises:
-            CheckpointError: the checkpoint is damaged, is of another run or network, or a component
-                refused it. Nothing has changed then.
         """
         path = Path(path) if path is not None else self.latest()
         states = self._read(path)
@@ -200,38 +197,29 @@ class EnvTrainingState:
     """The saved part of an environment: its control-step counter.
 
     Physics and episodes are not saved; a resumed run starts new episodes.
-
-    Args:
-        env: publishes ``export_training_state`` and ``import_training_state``.
     """
 
     def __init__(self, env: Any) -> None:
         self._env = env
 
     def state_dict(self) -> dict[str, int]:
-        """``{"version": 1, "control_steps": n}``."""
         return dict(self._env.export_training_state())
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Hands the counter to the environment, which checks it."""
         self._env.import_training_state(dict(state))
 
 
 class ReplayContents:
-    """The filled rows of a TorchRL replay buffer, its cursor and its sampling generator.
+    """The filled rows of a replay buffer, its cursor and its sampling generator.
 
-    ``ReplayBuffer.dumps`` writes the storage at full capacity and may pickle. This writes only the
-    filled rows, as tensors, at their positions, so that sampling continues exactly.
-
-    Args:
-        buffer: a buffer with a tensor storage and without prefetch.
+    Sampling continues exactly. ``ReplayBuffer.dumps`` writes the storage at full capacity and may
+    pickle; this writes only the filled rows, as tensors.
     """
 
     def __init__(self, buffer: ReplayBuffer) -> None:
         self._buffer = buffer
 
     def state_dict(self) -> dict[str, Any]:
-        """Rows, writer, sampler and generator."""
         state = self._buffer.state_dict()
         rows = self._buffer.storage[: len(self._buffer)] if len(self._buffer) else None
         return {
@@ -244,7 +232,6 @@ class ReplayContents:
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Restores the rows at their positions."""
         length = saved["length"]
         self._buffer.empty()
         if length:
@@ -265,3 +252,80 @@ class ReplayContents:
         if lengths - {state["length"]}:
             return f"replay rows of lengths {sorted(lengths)}, expected {state['length']}"
         return ""
+
+
+class _TorchFile(CheckpointAdapter):
+    """One ``torch.save`` file and its SHA-256 for each component.
+
+    TorchRL's own adapter also reads tensordict directories, whose non-tensor leaves are pickles,
+    and torch does not check the checksums in its files.
+    """
+
+    adapter_id = "unilab.torch_file"
+
+    def save(self, component: Any, path: Path, **_: Any) -> None:
+        path.mkdir(parents=True)
+        file = path / "state.pt"
+        try:
+            torch.save(component, file)
+            # Can it be loaded? Memory-mapped, so that the tensors are not read again.
+            torch.load(file, map_location="cpu", mmap=True, weights_only=True)
+        except (pickle.PickleError, TypeError, AttributeError) as error:
+            raise CheckpointError(
+                f"state_dict of {path.name} must hold only tensors, numbers and strings in dicts, "
+                "lists and tuples, or no checkpoint could be loaded again: change what it returns "
+                "(of a module also get_extra_state)"
+            ) from error
+        (path / "state.sha256").write_text(_sha256(file))
+
+    def load(self, component: Any, path: Path, *, map_location: Any, **_: Any) -> Any:
+        file = path / "state.pt"
+        if (path / "state.sha256").read_text() != _sha256(file):
+            raise ValueError(f"{file} differs from its SHA-256")
+        return torch.load(file, map_location=map_location, weights_only=True)
+
+
+def as_checkpoint(states: Mapping[str, Any]) -> Checkpoint:
+    """States by component name as a TorchRL checkpoint, ready to be saved or loaded."""
+    checkpoint = Checkpoint(strict="error")
+    for name, state in states.items():
+        checkpoint.register(name, state, adapter=_TorchFile())
+    return checkpoint
+
+
+def newest(directory: Path) -> Path | None:
+    """The checkpoint of the most frames in a run's ``checkpoints/``.
+
+    ``CheckpointRotation.latest`` would silently pass over a damaged one.
+    """
+    return max(directory.glob("checkpoint-" + 12 * "[0-9]"), default=None)
+
+
+def read_identity(path: Path) -> tuple[Any, set[str]]:
+    """The identity that a checkpoint was saved with, and the names of its components."""
+    try:
+        manifest = Checkpoint.manifest(path)
+        return manifest["metadata"].get("identity"), set(manifest["components"])
+    except Exception as error:
+        raise _damaged(path, error) from error
+
+
+def read_states(path: Path, names: Collection[str]) -> dict[str, Any]:
+    """States by component name, with their tensors on the CPU."""
+    try:
+        read = as_checkpoint(dict.fromkeys(names)).load(path, map_location="cpu")
+    except Exception as error:
+        raise _damaged(path, error) from error
+    return {name: read.values.get(name) for name in names}
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _damaged(path: Path, error: BaseException) -> CheckpointError:
+    return CheckpointError(
+        f"checkpoint {path} is damaged or not a checkpoint ({why_unreadable(error)}): remove it to "
+        "continue from the one before, if there is one; otherwise start a new run"
+    )

@@ -11,7 +11,7 @@ from torch import nn
 from unilab.errors import CheckpointError
 from unilab.modules import FlashSACActorSpec, actor_semantics, build_actor
 from unilab.record import RunFolder
-from unilab.trainers.checkpoint_files import newest, read_identity, read_states
+from unilab.trainers.checkpoint import newest, read_identity, read_states
 from unilab.trainers.state_check import differences, semantics_problem, state_problem
 
 __all__ = ["load_env_training_state", "load_play_actor"]

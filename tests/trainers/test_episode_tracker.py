@@ -7,7 +7,7 @@ import math
 import torch
 from tensordict import TensorDict
 
-from unilab.trainers.episode_tracker import EpisodeTracker
+from unilab.trainers.runner import EpisodeTracker
 
 
 def data(rewards: list[list[float]], dones: list[list[bool]]) -> TensorDict:
@@ -22,7 +22,7 @@ def test_only_finished_episodes_are_reported():
     tracker = EpisodeTracker()
     tracker.update(data([[1.0, 2.0], [10.0, 20.0]], [[False, True], [False, False]]))
     assert tracker.drain() == (3.0, 2.0, 1)
-    tracker.update(data([[5.0], [30.0]], [[False], [True]]))
+    tracker.update(data([[5.0], [30.0]], [[False], [True]])[:, 0])  # without a time dimension
     assert tracker.drain() == (60.0, 3.0, 1)
 
 
@@ -32,13 +32,7 @@ def test_an_episode_starts_at_zero_after_the_one_before():
     assert tracker.drain() == ((2.0 + 4.0) / 2, (2 + 1) / 2, 2)
 
 
-def test_single_ticks_without_a_time_dimension_will_do():
-    tracker = EpisodeTracker()
-    tracker.update(data([[1.0], [2.0]], [[True], [True]])[:, 0])
-    assert tracker.drain() == (1.5, 1.0, 2)
-
-
-def test_nothing_finished_is_nan():
+def test_without_a_finished_episode_the_means_are_nan():
     tracker = EpisodeTracker()
     for _ in range(2):
         total, length, count = tracker.drain()

@@ -15,7 +15,7 @@ import torch
 from torchrl.collectors import Collector
 
 from unilab.errors import CheckpointError, CollectorError, ConfigError, NonFiniteError
-from unilab.record import MetricLogger, RunFolder, metric
+from unilab.record import MetricLogger, RunFolder
 from unilab.settings import TrainingCfg
 from unilab.trainers import Evaluator, OffPolicyRunner, Run
 
@@ -52,49 +52,25 @@ def test_a_collector_with_a_replay_buffer_is_refused(session):
         run.train(collector)
 
 
-def test_n_step_buffers_get_the_data_in_time_order(session):
-    run = session(save_replay=False, n_step=3)
-    run.train(TICKS)
-    # The last three ticks wait for their successors.
-    assert len(run.buffer) == FRAMES - 3 * 4
-    assert run.learner.update_count > 0
-
-
-def test_every_metric_is_in_the_schema_and_in_the_table(session, folder):
+def test_metrics_of_episodes_environment_losses_and_time_are_in_the_table(session, folder):
     run = session()
+    run.env.max_episode_length = 8
     run.train(
         TICKS,
         logger=MetricLogger(folder),
         evaluate=Evaluator(session(seed=1).env, run.policy, max_steps=5),
-        eval_interval=FRAMES // 2,
+        eval_interval=FRAMES,
         drain_metrics=run.env.drain_metrics,
-        log_interval_s=1e-6,
+        log_interval_s=600.0,
     )
-    columns = read_csv(folder)[0].keys()
-    assert {"Loss/qvalue", "Loss/actor", "Policy/alpha", "Policy/entropy"} <= columns
-    assert {"Eval/return", "Perf/steps_per_second", "Perf/buffer_size"} <= columns
-    assert {"Perf/collect_ms", "Perf/learn_ms", "Perf/collect_share"} <= columns
-    metrics = run.runner.run.metrics
-    for tag in set(columns) - {"frames", "minutes"} | set(metrics):
-        assert metric(tag).owner
-    assert 0.0 < metrics["Perf/collect_share"] < 1.0
-    assert run.runner.exit_code == 0
-
-
-def test_episode_metrics_of_the_environment_are_logged(session, folder):
-    run = session()
-    run.env.max_episode_length = 8
-    run.train(TICKS, logger=MetricLogger(folder), drain_metrics=run.env.drain_metrics)
     (row,) = read_csv(folder)
+    for tag in ("Loss/qvalue", "Policy/alpha", "Eval/return", "Perf/steps_per_second"):
+        assert row[tag], tag
     assert float(row["Train/episode_length"]) == 8
     assert float(row["Train/episodes"]) == 2 * 4
-    assert "Episode_Reward/upright" in row
     assert float(row["Episode_Termination/time_out"]) == 1.0
-
-
-def test_a_tag_outside_the_schema_is_an_error(session, folder):
-    with pytest.raises(ConfigError, match="Mine/x"):
-        session().train(TICKS, logger=MetricLogger(folder), drain_metrics=lambda: {"Mine/x": 1.0})
+    assert 0.0 < float(row["Perf/collect_share"]) < 1.0
+    assert run.runner.exit_code == 0
 
 
 def test_evaluations_come_at_the_interval_and_at_the_end(session, folder):
@@ -156,18 +132,17 @@ def test_leaving_the_loop_early_saves(session):
     assert run.checkpointer.load().frames == 0
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_run_after_the_step_with_a_checkpoint(session, signum):
+def test_a_signal_ends_the_run_after_the_step_with_a_checkpoint(session):
     run = session()
 
     def interrupted():
         for i, batch in enumerate(run.collector(TICKS)):
             if i == 5:
-                os.kill(os.getpid(), signum)
+                os.kill(os.getpid(), signal.SIGTERM)
             yield batch
 
     run.train(interrupted(), evaluate=lambda: pytest.fail("evaluated"), eval_interval=1000)
-    assert run.runner.exit_code == 128 + signum
+    assert run.runner.exit_code == 128 + signal.SIGTERM
     assert run.checkpointer.load().frames == 6 * 4
 
 
@@ -201,21 +176,11 @@ def test_an_error_in_the_loop_saves_nothing_and_closes_everything(session, folde
     def fail(batch):
         raise RuntimeError("out of memory")
 
-    class Console:
-        closed = False
-
-        def advance(self, frames): ...
-
-        def close(self):
-            self.closed = True
-
-    console, logger = Console(), MetricLogger(folder)
     monkeypatch.setattr(run.learner, "update", fail)
     with pytest.raises(RuntimeError, match="out of memory"):
-        run.train(TICKS, logger=logger, progress=console)
+        run.train(TICKS, logger=MetricLogger(folder))
     with pytest.raises(CheckpointError):
         run.checkpointer.latest()
-    assert console.closed
     MetricLogger(folder).close()  # the folder is not locked any more
 
 
@@ -228,16 +193,6 @@ def test_a_nan_in_training_is_named_and_keeps_the_checkpoint_before(session):
         run.learner.loss.log_alpha.fill_(math.nan)
     with pytest.raises(NonFiniteError, match=r"alpha.* 160 frames"):
         run.train(data, counters, log_interval_s=600)
-    assert run.checkpointer.load().frames == FRAMES
-
-
-def test_a_diverged_policy_ends_the_run_at_the_environment(session):
-    run = session()
-    run.train(TICKS)
-    with torch.no_grad():
-        run.actor.mean_head.weight.fill_(math.nan)
-    with pytest.raises(NonFiniteError, match="action"):
-        run.train(TICKS)
     assert run.checkpointer.load().frames == FRAMES
 
 
@@ -257,6 +212,8 @@ def test_c15_the_metric_that_became_nan_first_is_named_when_the_environment_fail
     with pytest.raises(NonFiniteError, match="loss_aux_gait") as caught:
         run.train(TICKS)
     assert "action" in str(caught.value.__context__)
+    with pytest.raises(CheckpointError):
+        run.checkpointer.latest()
 
 
 def test_resumed_minutes_and_frames_add_up(session):
@@ -269,9 +226,10 @@ def test_resumed_minutes_and_frames_add_up(session):
     assert counters.minutes > minutes
 
 
-def test_a_trace_of_the_latest_steps_is_a_chrome_trace(session, folder):
+@pytest.mark.parametrize(("ticks", "traced"), [(110, 20), (7, 7)])
+def test_a_chrome_trace_of_the_latest_steps_is_written(session, folder, ticks, traced):
     run = session()
-    data = [batch.clone() for batch in run.collector(1)] * 110
+    data = [batch.clone() for batch in run.collector(1)] * ticks
     training = TrainingCfg(trace=True)
     with OffPolicyRunner(
         data, run.learner, run.buffer, training=training, run=Run(folder=folder)
@@ -279,5 +237,4 @@ def test_a_trace_of_the_latest_steps_is_a_chrome_trace(session, folder):
         for _ in runner:
             pass
     events = json.loads(folder.trace_file.read_text())["traceEvents"]
-    names = [event["name"] for event in events]
-    assert names.count("collect") == names.count("learn") == 20
+    assert [event["name"] for event in events].count("learn") == traced

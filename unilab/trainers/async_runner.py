@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self, TypeVar
 
 from tensordict import TensorDictBase
@@ -66,11 +66,7 @@ class AsyncRunner:
         return self._signum is not None
 
     def abort_on_stop(self, work: Callable[[], _Result]) -> _Result | None:
-        """Runs ``work``, aborting it when a stop signal arrives.
-
-        Returns:
-            The result of ``work``; None if it was aborted, or if a stop was requested before.
-        """
+        """The result of ``work``; None if a stop signal aborts it or came before."""
         try:
             try:
                 self._aborting = True
@@ -90,12 +86,7 @@ class AsyncRunner:
             self.collector.interruptor = self
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             if hasattr(self.collector, "shutdown"):
                 self.collector.shutdown()

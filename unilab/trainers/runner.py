@@ -7,17 +7,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import torch
 from tensordict import TensorDict, TensorDictBase
-from torch.profiler import profile, record_function, schedule
+from torch.profiler import ProfilerAction, profile, record_function
 from torchrl import timeit
 
 from unilab.errors import ConfigError, NonFiniteError
 from unilab.trainers.async_runner import AsyncRunner
-from unilab.trainers.episode_tracker import EpisodeTracker
 from unilab.trainers.run import Run
 
 if TYPE_CHECKING:
@@ -32,16 +30,6 @@ _TIMED = ("collect", "learn", "update")
 
 class _Learner(Protocol):
     update_count: int
-
-
-class _Mark(NamedTuple):
-    """Clocks and counters at a row of metrics."""
-
-    time: float
-    frames: int
-    updates: int
-    ticks: int
-    spent: dict[str, float]
 
 
 class OffPolicyRunner(AsyncRunner):
@@ -68,18 +56,7 @@ class OffPolicyRunner(AsyncRunner):
         evaluate: returns evaluation metrics.
         drain_metrics: returns the environment's own metrics since the last call.
 
-    Examples:
-        >>> from tensordict import TensorDict
-        >>> from unilab.settings import TrainingCfg
-        >>> batch = TensorDict(next={"reward": torch.ones(4, 1), "done": torch.ones(4, 1)})
-        >>> batch.batch_size = [4]
-        >>> class Learner:
-        ...     update_count = 0
-        >>> with OffPolicyRunner([batch], Learner(), [], training=TrainingCfg()) as runner:
-        ...     for data in runner:
-        ...         runner.record(TensorDict({"loss_actor": torch.tensor(0.5)}))
-        >>> runner.run.counters.frames, runner.run.metrics["Loss/actor"]
-        (4, 0.5)
+    ``examples/train_flashsac.py`` shows the loop.
     """
 
     def __init__(
@@ -114,11 +91,10 @@ class OffPolicyRunner(AsyncRunner):
         super().__enter__()
         self._started = time.perf_counter()
         self._minutes_before = self.run.counters.minutes
-        self._mark = self._now()
+        self._at_row = self._totals()
         self._profiler = None
         if self.training.trace and self.run.folder is not None:
-            self._profiler = _profiler(self.run.folder.trace_file)
-            self._profiler.start()
+            self._profiler = _start_profiler(self.run.folder.trace_file)
         return self
 
     def __iter__(self) -> Iterator[TensorDictBase]:
@@ -140,18 +116,13 @@ class OffPolicyRunner(AsyncRunner):
         """Keeps the metrics of one update for the next row, without waiting for the device."""
         self._updates.append(metrics)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         with ExitStack() as closing:
             if self._profiler is not None:
                 closing.callback(self._profiler.stop)
             closing.callback(self.run.close)
-            closing.callback(super().__exit__, kind, error, trace)
-            if error is None:
+            closing.callback(super().__exit__, *error)
+            if error[0] is None:
                 with self._saving_on_error():
                     self._finish()
 
@@ -165,7 +136,7 @@ class OffPolicyRunner(AsyncRunner):
             self._profiler.step()
         evaluated = self._evaluate() if self._due(self.training.eval_interval, before) else {}
         save = self._due(self.training.checkpoint_interval, before)
-        row_age = time.perf_counter() - self._mark.time
+        row_age = time.perf_counter() - self._at_row["seconds"]
         if evaluated or save or row_age >= self.training.log_interval_s:
             self._log(evaluated)
         if save:
@@ -177,7 +148,7 @@ class OffPolicyRunner(AsyncRunner):
     def _finish(self) -> None:
         frames = self.run.counters.frames
         evaluated = self._evaluate() if frames != self._evaluated_at else {}
-        if evaluated or frames != self._mark.frames:
+        if evaluated or frames != self._at_row["frames"]:
             self._log(evaluated)
         if frames != self._saved_at:
             self._save()
@@ -236,35 +207,29 @@ class OffPolicyRunner(AsyncRunner):
 
     def _timings(self) -> dict[str, float]:
         """Rates and times since the last row."""
-        last, now = self._mark, self._now()
-        self._mark = now
-        ticks, seconds = now.ticks - last.ticks, now.time - last.time
-        if not ticks:
+        last, self._at_row = self._at_row, self._totals()
+        passed = {name: total - last[name] for name, total in self._at_row.items()}
+        if not passed["ticks"]:
             return {}
-        spent = {name: total - last.spent[name] for name, total in now.spent.items()}
         return {
-            "Perf/steps_per_second": (now.frames - last.frames) / seconds,
-            "Perf/updates_per_second": (now.updates - last.updates) / seconds,
-            "Perf/collect_share": spent["collect"] / (spent["collect"] + spent["learn"]),
-            **{f"Perf/{name}_ms": 1e3 * spent[name] / ticks for name in spent},
+            "Perf/steps_per_second": passed["frames"] / passed["seconds"],
+            "Perf/updates_per_second": passed["updates"] / passed["seconds"],
+            "Perf/collect_share": passed["collect"] / (passed["collect"] + passed["learn"]),
+            **{f"Perf/{name}_ms": 1e3 * passed[name] / passed["ticks"] for name in _TIMED},
         }
 
-    def _now(self) -> _Mark:
-        seconds = timeit.todict(percall=False)
-        return _Mark(
-            time=time.perf_counter(),
-            frames=self.run.counters.frames,
-            updates=self.learner.update_count,
-            ticks=self._ticks,
-            spent={name: seconds.get(name, 0.0) for name in _TIMED},
-        )
+    def _totals(self) -> dict[str, float]:
+        spent = timeit.todict(percall=False)
+        return {
+            "seconds": time.perf_counter(),
+            "frames": self.run.counters.frames,
+            "updates": self.learner.update_count,
+            "ticks": self._ticks,
+            **{name: spent.get(name, 0.0) for name in _TIMED},
+        }
 
     def _mean_updates(self) -> dict[str, float]:
-        """Means of the learner's metrics since the last row.
-
-        Raises:
-            NonFiniteError: one of them is NaN or infinite.
-        """
+        """Means of the learner's metrics since the last row; none may be NaN or infinite."""
         if not self._updates:
             return {}
         stacked: Any = TensorDict.maybe_dense_stack(self._updates)
@@ -283,13 +248,57 @@ class OffPolicyRunner(AsyncRunner):
         return {_tag(name): mean for name, mean in zip(names, values.mean(1).tolist(), strict=True)}
 
 
-def _profiler(trace: Path) -> profile:
-    """Profiles 20 of each 100 steps; the file has the latest ones."""
-    return profile(
-        schedule=schedule(wait=79, warmup=1, active=20),
-        on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(trace)),
+def _start_profiler(trace: Path) -> profile:
+    """Profiles the first 100 steps and the last 20 of each 100; the file has the latest 20."""
+
+    def action(step: int) -> ProfilerAction:
+        if step >= 100 and step % 100 < 80:
+            return ProfilerAction.WARMUP if step % 100 == 79 else ProfilerAction.NONE
+        return ProfilerAction.RECORD_AND_SAVE if step % 20 == 19 else ProfilerAction.RECORD
+
+    profiler = profile(
+        schedule=action, on_trace_ready=lambda done: done.export_chrome_trace(str(trace))
     )
+    profiler.start()
+    return profiler
 
 
 def _tag(name: str) -> str:
     return _TAGS.get(name) or "Loss/" + name.removeprefix("loss_")
+
+
+class EpisodeTracker:
+    """Returns and lengths of the episodes that end; stays on the data's device until drained."""
+
+    def __init__(self) -> None:
+        self._running: torch.Tensor | None = None
+        self._ended: torch.Tensor | None = None
+
+    def update(self, data: TensorDictBase) -> None:
+        """Adds a batch ``[N, T]`` (or ``[N]``) in time order."""
+        reward = data.get(("next", "reward")).reshape(data.shape[0], -1)
+        done = data.get(("next", "done")).reshape(data.shape[0], -1)
+        if self._running is None or self._ended is None:
+            # Rows: return and length of each running episode; then their sums and the count.
+            self._running = reward.new_zeros(2, reward.shape[0])
+            self._ended = reward.new_zeros(3)
+        step = torch.ones_like(reward[:, 0])
+        for r, d in zip(reward.unbind(1), done.unbind(1), strict=True):
+            self._running += torch.stack((r, step))
+            finished = d.to(reward.dtype)
+            self._ended[:2] += (self._running * finished).sum(1)
+            self._ended[2] += finished.sum()
+            self._running *= 1.0 - finished
+
+    def drain(self) -> tuple[float, float, int]:
+        """Mean return, mean length and number of the episodes that ended since the last call.
+
+        The means are NaN if no episode ended.
+        """
+        if self._ended is None:
+            return math.nan, math.nan, 0
+        total, length, count = self._ended.tolist()
+        self._ended.zero_()
+        if count == 0:
+            return math.nan, math.nan, 0
+        return total / count, length / count, int(count)

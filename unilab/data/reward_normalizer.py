@@ -100,14 +100,7 @@ class RewardNormalizer:
         return torch.maximum((self._var + 1e-8).sqrt(), self._max / self.v_max)
 
     def normalize(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Divide ``("next", "reward")`` by the current scale.
-
-        Args:
-            tensordict: a sampled batch; not modified.
-
-        Returns:
-            a shallow copy with the scaled reward.
-        """
+        """A shallow copy of a batch with ``("next", "reward")`` divided by :attr:`scale`."""
         reward = tensordict.get(("next", "reward"))
         dtype = reward.dtype if reward.is_floating_point() else torch.get_default_dtype()
         scale = self.scale.to(device=reward.device, dtype=dtype)

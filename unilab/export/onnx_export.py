@@ -6,7 +6,6 @@ import contextlib
 import importlib
 import json
 import os
-import uuid
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -59,7 +58,6 @@ def export_onnx(
 
     Args:
         actor: an actor of the contract; a copy of it on the CPU is exported.
-        path: the file to write.
         obs_dim: observation width; the actor's own by default.
         metadata: JSON values for the file's ``metadata_props``, e.g. an environment's
             ``deployment_metadata()``. ``action_transform`` and ``versions`` are added.
@@ -78,7 +76,10 @@ def export_onnx(
     if path.is_dir() or not path.parent.is_dir():  # before the minutes that an export may take
         raise ConfigError(f"path must be a file in an existing folder, got {str(path)!r}")
     added = {"action_transform": semantics["action_transform"], "versions": package_versions()}
-    properties = {k: _json(k, v) for k, v in {**(metadata or {}), **added}.items()}
+    properties = {
+        key: json.dumps(value, allow_nan=False)
+        for key, value in {**(metadata or {}), **added}.items()
+    }
 
     with trial_copy(actor) as copied, torch.no_grad():
         try:
@@ -91,7 +92,7 @@ def export_onnx(
             action_dim, difference = _compare(session, copied, obs_dim)
         except UnilabError:
             raise
-        except Exception as error:  # third-party code and three packages, each with own classes
+        except Exception as error:  # third-party code may raise anything
             cause = first_line(error.__cause__ or error)
             raise ActorContractError(
                 f"{type(actor).__name__} cannot be exported ({cause}): as_export_module() must "
@@ -105,7 +106,6 @@ def export_onnx(
 
 
 def require(package: str) -> Any:
-    """Imports a package of the ``export`` extra."""
     try:
         return importlib.import_module(package)
     except ImportError as error:
@@ -115,7 +115,6 @@ def require(package: str) -> Any:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
@@ -174,20 +173,12 @@ def _compare(session: Any, actor: Any, obs_dim: int) -> tuple[int, float]:
 
 
 def _write(path: Path, content: bytes) -> None:
-    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
+    partial = path.with_name(f".{path.name}.partial")
     try:
         partial.write_bytes(content)
         os.replace(partial, path)
     except OSError as error:
+        raise ConfigError(f"cannot write {path} ({error.strerror or error})") from error
+    finally:
         with contextlib.suppress(OSError):
             partial.unlink()
-        raise ConfigError(f"cannot write {path} ({error.strerror or error})") from error
-
-
-def _json(key: str, value: Any) -> str:
-    try:
-        return json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"metadata[{key!r}] must be a JSON value, got {value!r} ({error})"
-        ) from error

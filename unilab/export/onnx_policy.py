@@ -22,16 +22,10 @@ class OnnxPolicy(TensorDictModuleBase):
     Args:
         path: a file of :func:`~unilab.export.export_onnx`, or another with one input
             ``[batch, obs_dim]`` and one output ``[batch, action_dim]``, both float32.
-        obs_key: where the observation is read.
-        action_key: where the action is written.
-
-    Raises:
-        CapabilityError: onnxruntime is not installed.
-        CheckpointError: the file is missing, damaged, or has other inputs or outputs.
+        obs_key: the entry to read.
+        action_key: the entry to write.
 
     Attributes:
-        obs_dim: width of the input.
-        action_dim: width of the output.
         metadata: the file's ``metadata_props``, JSON values by key.
     """
 
@@ -63,13 +57,10 @@ class OnnxPolicy(TensorDictModuleBase):
             if len(value.shape) == 2 and value.type == "tensor(float)"
         ]
         if len(inputs) != 1 or len(outputs) != 1 or [type(w) for w in widths] != [int, int]:
-            here, there = (
-                ", ".join(f"{v.name} {v.type} {v.shape}" for v in values)
-                for values in (inputs, outputs)
-            )
+            found = ", ".join(f"{v.name} {v.type} {v.shape}" for v in (*inputs, *outputs))
             raise CheckpointError(
                 f"{path} must have one input [batch, obs_dim] and one output [batch, action_dim], "
-                f"both tensor(float), got {here} and {there}"
+                f"both tensor(float), got {found}"
             )
         self.obs_dim, self.action_dim = widths
         self.metadata = {
@@ -95,8 +86,7 @@ class OnnxPolicy(TensorDictModuleBase):
 
 
 def _from_json(text: str) -> Any:
-    """A JSON value; a file of another exporter may hold plain text."""
     try:
         return json.loads(text)
-    except ValueError:
+    except ValueError:  # a file of another exporter may hold plain text
         return text

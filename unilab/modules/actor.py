@@ -36,8 +36,7 @@ class FlashSACActor(nn.Module):
         hidden_dim: hidden width ``H``.
         num_blocks: residual blocks.
         action_low: lower end of the action range, a number or one per joint.
-        action_high: upper end of the action range, a number or one per joint.
-        device: where the parameters live.
+        action_high: upper end, likewise.
 
     Examples:
         >>> import torch
@@ -106,15 +105,7 @@ class FlashSACActor(nn.Module):
             record_build(self, spec, obs_dim=obs_dim, action_dim=action_dim)
 
     def get_mean_and_std(self, obs: Tensor, training: bool = False) -> tuple[Tensor, Tensor]:
-        """Parameters of the pre-transform Gaussian.
-
-        Args:
-            obs: ``[B, O]`` observations.
-            training: use (and move) batch statistics.
-
-        Returns:
-            mean and standard deviation, both ``[B, A]``.
-        """
+        """Mean and standard deviation ``[B, A]`` of the Gaussian before the transform."""
         mean, log_std = self._heads(obs, training)
         return mean, log_std.exp()
 
@@ -155,7 +146,6 @@ class FlashSACActor(nn.Module):
         return self._transform(torch.addcmul(mean, log_std.exp(), self._step_noise(mean, dones)))
 
     def _step_noise(self, like: Tensor, dones: Tensor | None) -> Tensor:
-        """Advance the noise state by one control step; returns ``[N, A]`` noise."""
         if self._noise.shape != like.shape or self._noise.device != like.device:
             self._noise = torch.zeros_like(like)
             self._noise_steps = torch.zeros(like.shape[0], dtype=torch.long, device=like.device)

@@ -40,14 +40,7 @@ def build_actor(
 ) -> nn.Module:
     """Builds and validates the actor of a spec, built-in or custom.
 
-    Args:
-        spec: builder and its arguments.
-        obs_dim: observation width ``O``.
-        action_dim: action width ``A``.
-        device: where the parameters live.
-
-    Returns:
-        The actor; :func:`~unilab.modules.actor_semantics` of it has the spec.
+    :func:`~unilab.modules.actor_semantics` of the actor has the spec.
 
     Raises:
         ActorContractError: the builder cannot be imported or raises, or its actor breaks the
@@ -63,11 +56,6 @@ def build_actor(
             f"importable in every training process and take obs_dim={obs_dim}, action_dim="
             f"{action_dim}, device={device} and kwargs={spec.kwargs}"
         ) from error
-    if not isinstance(actor, nn.Module):
-        raise ActorContractError(
-            f"actor builder {spec.builder!r} must return a torch.nn.Module, got "
-            f"{type(actor).__name__}"
-        )
     validate_actor(actor, obs_dim=obs_dim, action_dim=action_dim)
     if spec.builder != BUILT_IN:  # which records its arguments, defaults included, itself
         record_build(actor, spec, obs_dim=obs_dim, action_dim=action_dim)
@@ -81,11 +69,6 @@ def validate_actor(actor: nn.Module, *, obs_dim: int, action_dim: int) -> None:
     starts at 0 or a copy made at construction would hide what is exported. The actor itself is
     not called, and the random generators are restored.
 
-    Args:
-        actor: the actor, on the device of its parameters.
-        obs_dim: observation width ``O``.
-        action_dim: action width ``A``.
-
     Raises:
         ActorContractError: names the clause of ADR-0017 that the actor breaks.
     """
@@ -97,7 +80,6 @@ def validate_actor(actor: nn.Module, *, obs_dim: int, action_dim: int) -> None:
             trial.mean_and_std()
             trial.explore()
             trial.export()
-            trial.upkeep()
             trial.state_dict()
             trial.perturb()
             trial.export(" after its weights changed")
@@ -167,10 +149,9 @@ def _check_members(actor: Any) -> None:
     if not any(p.requires_grad for p in actor.parameters()):
         raise _breach(actor, "C6 parameters", "it has no parameter that requires a gradient")
     for name, p in actor.named_parameters():
-        if is_lazy(p):
-            raise _breach(actor, "C6 parameters", f"{name} has no size yet: run it in the builder")
-        if p.is_meta:
-            raise _breach(actor, "C6 parameters", f"{name} has no values: it is on the meta device")
+        if is_lazy(p) or p.is_meta:
+            problem = f"{name} has no values: give it its size and its device in the builder"
+            raise _breach(actor, "C6 parameters", problem)
     transform = getattr(actor, "action_transform_id", None)
     if not isinstance(transform, str) or not transform:
         problem = f"it must be a non-empty string that names the transform, got {transform!r}"
@@ -252,11 +233,6 @@ class _Trial:
                 "transform(mean) of the current weights",
             )
 
-    def upkeep(self) -> None:
-        """C6: calls after an optimizer step and before a rollout."""
-        for name in ("normalize_parameters", "inference_startup_memory_categories"):
-            self._call(f"{name}()", getattr(self.actor, name))
-
     def state_dict(self) -> None:
         """C24: a checkpoint can be read back with ``weights_only=True``."""
         for name, value in self._call("state_dict()", self.actor.state_dict).items():
@@ -273,13 +249,14 @@ class _Trial:
                 self._refuse("C24 state_dict()", problem)
 
     def perturb(self) -> None:
-        """Changes every weight by a tenth of its size, or of 1 where it is 0."""
+        """C6: calls after an optimizer step, which changes every weight by about a tenth."""
         generator = torch.Generator().manual_seed(1)
         for p in self.parameters:
             if p.requires_grad:
                 change = 0.1 * torch.randn(p.shape, generator=generator).to(p.device, p.dtype)
                 p.add_(change * torch.where(p == 0, 1.0, p.abs()))
-        self._call("normalize_parameters()", self.actor.normalize_parameters)
+        for name in ("normalize_parameters", "inference_startup_memory_categories"):
+            self._call(f"{name}()", getattr(self.actor, name))
 
     def _call(self, clause: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         try:

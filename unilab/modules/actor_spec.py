@@ -13,12 +13,7 @@ from torchrl.data import TensorSpec
 
 from unilab.errors import ActorContractError, ConfigError, did_you_mean
 
-__all__ = [
-    "FlashSACActorSpec",
-    "action_range",
-    "actor_semantics",
-    "record_build",
-]
+__all__ = ["FlashSACActorSpec", "action_range", "actor_semantics", "record_build"]
 
 SCHEMA_VERSION = 1
 #: builder of the built-in actor.
@@ -28,9 +23,6 @@ BUILT_IN = "unilab.modules:FlashSACActor"
 @dataclass(frozen=True, kw_only=True)
 class FlashSACActorSpec:
     """How to build an actor. Any process that can import the builder's module builds the same one.
-
-    Raises:
-        ActorContractError: ``builder`` is not a dotted path, or ``kwargs`` are not JSON values.
 
     Examples:
         >>> from unilab.modules import FlashSACActorSpec
@@ -52,11 +44,7 @@ class FlashSACActorSpec:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> FlashSACActorSpec:
-        """Reads ``{"builder": "pkg.module:callable", "kwargs": {...}}``.
-
-        Args:
-            config: a dict or an OmegaConf node; ``kwargs`` is optional.
-        """
+        """Reads ``{"builder": "pkg.module:callable", "kwargs": {...}}``, plain or of OmegaConf."""
         keys = ("builder", "kwargs")
         if not isinstance(config, Mapping) or "builder" not in config:
             raise ActorContractError(
@@ -107,13 +95,10 @@ def record_build(
 def actor_semantics(actor: nn.Module) -> dict[str, Any]:
     """What an actor's weights mean: how it was built, and the widths of its input and output.
 
-    Args:
-        actor: any actor of the contract. The builder is known of a built-in one and of one that
-            :func:`~unilab.modules.build_actor` returned.
-
     Returns:
         JSON values: ``schema_version``, ``kind`` (``"flashsac"`` or ``"custom"``), ``builder``
-        (None if unknown), ``kwargs``, ``obs_dim``, ``action_dim``, ``action_transform``.
+        (None for a custom actor that :func:`~unilab.modules.build_actor` did not build),
+        ``kwargs``, ``obs_dim``, ``action_dim``, ``action_transform``.
     """
     built = getattr(actor, "_built_as", None) or {
         "builder": None,

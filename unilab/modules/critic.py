@@ -32,10 +32,7 @@ class FlashSACCritic(nn.Module):
         hidden_dim: hidden width ``H``.
         num_blocks: residual blocks.
         num_members: ensemble size ``E``.
-        num_bins: value bins ``K``.
-        v_min: value of the first bin.
-        v_max: value of the last bin.
-        device: where the parameters live.
+        num_bins: value bins ``K``, evenly spaced from ``v_min`` to ``v_max``.
 
     Examples:
         >>> import torch

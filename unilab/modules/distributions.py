@@ -26,14 +26,7 @@ LOG_STD_MAX = 2.0
 
 
 def squash_log_std(raw: Tensor) -> Tensor:
-    """Smoothly bound a log standard deviation to ``[-10, 2]``.
-
-    Args:
-        raw: ``[*]`` unbounded head output.
-
-    Returns:
-        ``[*]``, ``-10 + 0.5 * 12 * (1 + tanh(raw))``.
-    """
+    """Smoothly bound a log standard deviation to ``[-10, 2]``: ``-10 + 6 (1 + tanh(raw))``."""
     return LOG_STD_MIN + 0.5 * (LOG_STD_MAX - LOG_STD_MIN) * (1.0 + torch.tanh(raw))
 
 
@@ -42,10 +35,7 @@ def gaussian_log_prob(eps: Tensor, log_std: Tensor) -> Tensor:
 
     Args:
         eps: ``[*]`` standardised sample ``(u - mean) / std``.
-        log_std: ``[*]`` log of the standard deviation.
-
-    Returns:
-        ``[*]`` nats.
+        log_std: ``[*]``
     """
     return -0.5 * eps.square() - log_std - 0.5 * math.log(2.0 * math.pi)
 
@@ -55,12 +45,6 @@ def tanh_log_det(u: Tensor) -> Tensor:
 
     ``2 (log 2 - u - softplus(-2 u))``, which neither overflows nor cancels where
     ``log(1 - tanh(u)^2)`` does.
-
-    Args:
-        u: ``[*]`` pre-transform values.
-
-    Returns:
-        ``[*]`` nats.
     """
     # The default threshold of 20 would cost float64 nine of its digits.
     return 2.0 * (math.log(2.0) - u - F.softplus(-2.0 * u, threshold=40.0))
@@ -73,7 +57,7 @@ def squashed_log_prob(
 
     Args:
         eps: ``[*, A]`` standardised sample.
-        log_std: ``[*, A]`` log of the standard deviation.
+        log_std: ``[*, A]``
         u: ``[*, A]`` pre-transform sample.
         log_scale: log of the half width of the action range, a number or ``[A]``.
 
@@ -86,25 +70,13 @@ def squashed_log_prob(
 def zeta_pmf(max_steps: int = 16, exponent: float = 2.0) -> Tensor:
     """Truncated zeta law of the noise repetition: ``p(n) ~ n^-exponent``, ``n = 1..max_steps``.
 
-    Args:
-        max_steps: longest repetition.
-        exponent: decay of the law.
-
     Returns:
-        ``[max_steps]`` float64 probabilities of ``n = 1, 2, ...``.
+        ``[max_steps]`` float64 probabilities.
     """
     weight = torch.arange(1, max_steps + 1, dtype=torch.float64).pow(-exponent)
     return weight / weight.sum()
 
 
 def categorical_value(log_p: Tensor, support: Tensor) -> Tensor:
-    """Expected value of a categorical distribution over ``support``.
-
-    Args:
-        log_p: ``[*, K]`` log-probabilities.
-        support: ``[K]`` bin values.
-
-    Returns:
-        ``[*]`` values.
-    """
+    """Expected value ``sum exp(log_p) * support``: ``[*, K]``, ``[K] -> [*]``."""
     return log_p.exp() @ support

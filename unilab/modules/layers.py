@@ -3,6 +3,7 @@
 ``num_members=None`` builds one layer on ``[B, d]``; an int ``E`` builds ``E`` independent layers
 on ``[E, d, B]``, evaluated as one batched operation. The batch comes last because that makes the
 members channels of one ordinary batch normalisation, with statistics over contiguous memory.
+``normalize()`` of a layer brings its parameters back to their norm, in place.
 """
 
 from __future__ import annotations
@@ -30,12 +31,7 @@ def _per_feature(value: Tensor) -> Tensor:
 class UnitLinear(nn.Module):
     """Linear map whose rows (one per output feature) are kept at unit L2 norm.
 
-    Args:
-        in_features: input width.
-        out_features: output width.
-        bias: add a free (unnormalised, zero-initialised) bias, as the network heads do.
-        num_members: ensemble size, or ``None`` for a single layer.
-        device: where the parameters live.
+    The heads of the networks add a free bias (unnormalised, zero-initialised).
     """
 
     def __init__(
@@ -48,8 +44,6 @@ class UnitLinear(nn.Module):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        self.in_features = in_features
-        self.out_features = out_features
         lead = _lead(num_members)
         self.weight = nn.Parameter(torch.empty(*lead, out_features, in_features, device=device))
         self.bias = nn.Parameter(torch.zeros(*lead, out_features, device=device)) if bias else None
@@ -61,7 +55,7 @@ class UnitLinear(nn.Module):
         self.normalize()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply the layer: ``[B, in] -> [B, out]`` or ``[E, in, B] -> [E, out, B]``."""
+        """``[B, in] -> [B, out]`` or ``[E, in, B] -> [E, out, B]``."""
         weight: Tensor = self.weight
         dtype = x.dtype
         if self.matmul_dtype is not None:
@@ -83,13 +77,6 @@ class UnitBatchNorm(nn.Module):
     ``training`` is a forward argument, never ``module.training``: ``True`` uses the batch
     statistics (biased variance) and moves the running ones (unbiased variance), ``False`` uses the
     running ones.
-
-    Args:
-        num_features: width ``d``.
-        num_members: ensemble size, or ``None`` for a single layer.
-        momentum: step of the running statistics.
-        eps: added to the variance.
-        device: where the parameters live.
     """
 
     running_mean: Tensor
@@ -100,14 +87,10 @@ class UnitBatchNorm(nn.Module):
         num_features: int,
         *,
         num_members: int | None = None,
-        momentum: float = 0.01,
-        eps: float = 1e-5,
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
         shape = (*_lead(num_members), num_features)
-        self.momentum = momentum
-        self.eps = eps
         self.weight = nn.Parameter(torch.ones(shape, device=device))
         self.bias = nn.Parameter(torch.zeros(shape, device=device))
         self.register_buffer("running_mean", torch.zeros(shape, device=device))
@@ -124,8 +107,8 @@ class UnitBatchNorm(nn.Module):
             self.weight.view(-1),
             self.bias.view(-1),
             training,
-            self.momentum,
-            self.eps,
+            momentum=0.01,
+            eps=1e-5,
         ).view(x.shape)
 
     @torch.no_grad()
@@ -138,32 +121,23 @@ class UnitBatchNorm(nn.Module):
 
 
 class UnitRMSNorm(nn.Module):
-    """RMS normalisation over features whose scale is kept at norm ``sqrt(d)``.
-
-    Args:
-        num_features: width ``d``.
-        num_members: ensemble size, or ``None`` for a single layer.
-        eps: added to the mean square, inside the root.
-        device: where the parameters live.
-    """
+    """RMS normalisation over features whose scale is kept at norm ``sqrt(d)``."""
 
     def __init__(
         self,
         num_features: int,
         *,
         num_members: int | None = None,
-        eps: float = 1e-6,
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        self.eps = eps
         self.weight = nn.Parameter(torch.ones(*_lead(num_members), num_features, device=device))
         self.normalize()
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise ``[B, d]`` or ``[E, d, B]`` over ``d``."""
         features = -1 if x.dim() == 2 else -2
-        scale = torch.rsqrt(x.square().mean(features, keepdim=True) + self.eps)
+        scale = torch.rsqrt(x.square().mean(features, keepdim=True) + 1e-6)
         return x * scale * _per_feature(self.weight)
 
     @torch.no_grad()
@@ -174,14 +148,7 @@ class UnitRMSNorm(nn.Module):
 
 
 class Embedder(nn.Module):
-    """UnitBatchNorm of the raw input, then UnitLinear to the hidden width.
-
-    Args:
-        in_features: input width.
-        hidden_dim: hidden width ``H``.
-        num_members: ensemble size, or ``None`` for a single layer.
-        device: where the parameters live.
-    """
+    """UnitBatchNorm of the raw input, then UnitLinear to the hidden width ``H``."""
 
     def __init__(
         self,
@@ -201,12 +168,9 @@ class Embedder(nn.Module):
 
 
 class Block(nn.Module):
-    """Inverted-bottleneck residual block: ``relu(BN2(W2 relu(BN1(W1 x)))) + x``.
+    """Inverted-bottleneck residual block of inner width ``4 H``.
 
-    Args:
-        hidden_dim: hidden width ``H``; the inner width is ``4 H``.
-        num_members: ensemble size, or ``None`` for a single layer.
-        device: where the parameters live.
+    ``relu(BN2(W2 relu(BN1(W1 x)))) + x``
     """
 
     def __init__(

@@ -60,7 +60,9 @@ def assert_log_prob_consistent(
             ("explore(obs, deterministic=True)", exact.explore(obs, deterministic=True)),
             ("as_export_module()(obs)", exact.as_export_module()(obs)),
         ):
-            _same(name, value, expected, 1e-5 + _rounding(expected, centre))
+            apart = (value - expected).abs()
+            allowed = 1e-5 + _rounding(expected, centre)
+            assert (apart <= allowed).all(), f"{name} is {apart.max():.3g} off transform(mean)"
         u, jacobian, inverted = _invert(transform, action, mean)
     at = inverted.nonzero().flatten()
     # How far the rounding of the actor's constants may move u; where it is far, u is not known.
@@ -79,9 +81,9 @@ def assert_log_prob_consistent(
 
     slope, log_prob = vmap(grad_and_value(log_density))(u[at], mean[at], std[at])
     slack = (slope * rounding).abs().sum(-1)
-    apart = ((info["log_prob"].reshape(-1)[at] - log_prob).abs() - slack).max().item()
-    assert apart <= atol, (
-        f"log_prob is up to {apart:.3g} nats off log N(u; mean, std) - log|det J|: it must be that "
+    off = ((info["log_prob"].reshape(-1)[at] - log_prob).abs() - slack).max().item()
+    assert off <= atol, (
+        f"log_prob is up to {off:.3g} nats off log N(u; mean, std) - log|det J|: it must be that "
         "of the transformed action"
     )
 
@@ -89,11 +91,6 @@ def assert_log_prob_consistent(
 def _rounding(action: Tensor, centre: Tensor) -> Tensor:
     """How far float32 constants, an offset (the ``centre``) and a scale, may move an action."""
     return 4.0 * torch.finfo(torch.float32).eps * (centre.abs() + (action - centre).abs())
-
-
-def _same(name: str, value: Tensor, expected: Tensor, allowed: Tensor) -> None:
-    apart = (value - expected).abs()
-    assert (apart <= allowed).all(), f"{name} is up to {apart.max():.3g} off transform(mean)"
 
 
 def _invert(

@@ -21,8 +21,8 @@ class FlashSACPolicy(TensorDictModuleBase):
 
     Args:
         actor: an actor of the FlashSAC contract.
-        obs_key: where the observation is read.
-        action_key: where the action is written.
+        obs_key: the entry to read.
+        action_key: the entry to write.
 
     Examples:
         >>> import torch
@@ -44,9 +44,7 @@ class FlashSACPolicy(TensorDictModuleBase):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Read the observation ``[*, O]``, write the action ``[*, A]``."""
         obs = tensordict.get(self.in_keys[0])
-        reset = tensordict.get("is_init", None)
-        if reset is None:
-            reset = tensordict.get("done", None)
+        reset = tensordict.get("is_init", tensordict.get("done", None))
         action = self.actor.explore(
             obs.reshape(-1, obs.shape[-1]),
             dones=None if reset is None else reset.reshape(-1),

@@ -206,16 +206,9 @@ class FlashSACLoss(LossModule):
     def in_keys(self) -> list[NestedKey]:
         """The entries that a batch must have."""
         keys = self.tensor_keys
-        names = [
-            keys.obs,
-            keys.critic_obs,
-            keys.action,
-            _under_next(keys.obs),
-            _under_next(keys.critic_obs),
-            _under_next(keys.reward),
-            _under_next(keys.terminated),
-        ]
-        return list(dict.fromkeys(names))
+        now = (keys.obs, keys.critic_obs, keys.action)
+        following = (keys.obs, keys.critic_obs, keys.reward, keys.terminated)
+        return list(dict.fromkeys((*now, *map(_under_next, following))))
 
     def normalize_parameters(self) -> None:
         """Bring actor and critic back to their unit norms, in place; not the target."""
@@ -250,9 +243,6 @@ class FlashSACLoss(LossModule):
     def actor_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of the actor; the critic is frozen.
 
-        Args:
-            tensordict: batch ``[B]``.
-
         Returns:
             the 0-dim loss, and ``entropy`` plus a ``loss_aux_<name>`` for each auxiliary loss,
             which belong to the actor's objective too.
@@ -262,17 +252,11 @@ class FlashSACLoss(LossModule):
             self._read(tensordict, k) for k in (keys.obs, keys.critic_obs, keys.action)
         )
         next_obs = self._read(tensordict, _under_next(keys.obs))
-        with hold_out_net(self.critic):
-            return self._actor_terms(obs, next_obs, critic_obs, action_data)
-
-    def _actor_terms(
-        self, obs: Tensor, next_obs: Tensor, critic_obs: Tensor, action_data: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
         rows = obs.shape[0]
         actions, log_probs, aux = self._act(torch.cat((obs, next_obs)), training=True)
         action, log_prob = actions[:rows], log_probs[:rows]
-        log_p = self.critic(critic_obs, action, training=False)
-        q = self.critic.value(log_p).amin(0)
+        with hold_out_net(self.critic):
+            q = self.critic.value(self.critic(critic_obs, action, training=False)).amin(0)
         loss = (self.alpha * log_prob - q).mean()
         if self.bc_alpha:
             imitation = (action - action_data).square().mean()
@@ -300,22 +284,12 @@ class FlashSACLoss(LossModule):
         return actions, log_prob.reshape(rows), aux
 
     def alpha_loss(self, entropy: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss of the temperature.
-
-        Args:
-            entropy: 0-dim entropy of the actor's actions, detached.
-
-        Returns:
-            the 0-dim loss ``alpha * (entropy - target_entropy)`` and ``alpha``.
-        """
+        """Loss of the temperature, ``alpha * (entropy - target_entropy)``, and ``alpha``."""
         alpha = self.log_alpha.exp()
         return alpha * (entropy.detach() - self.target_entropy), {"alpha": alpha.detach()}
 
     def qvalue_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
         """Cross-entropy of the critic to the projected target distribution.
-
-        Args:
-            tensordict: batch ``[B]``.
 
         Returns:
             the 0-dim loss and ``q_mean``, the mean value over ensemble and rows.
@@ -328,9 +302,6 @@ class FlashSACLoss(LossModule):
 
         Custom actors and random draws stay on this side, so that the other side is pure tensor
         code that compiles as a whole.
-
-        Args:
-            tensordict: batch ``[B]``.
         """
         keys = self.tensor_keys
         critic_obs, action = (self._read(tensordict, k) for k in (keys.critic_obs, keys.action))

@@ -35,17 +35,7 @@ __all__ = [
 
 
 def target_entropy(action_dim: int, sigma: float) -> float:
-    """Entropy in nats of ``A`` independent normals of standard deviation ``sigma``.
-
-    ``0.5 * A * log(2 pi e sigma^2)``.
-
-    Args:
-        action_dim: action width ``A``.
-        sigma: standard deviation.
-
-    Returns:
-        The entropy, a float.
-    """
+    """Entropy in nats of ``A`` independent normals: ``0.5 * A * log(2 pi e sigma^2)``."""
     return 0.5 * action_dim * math.log(2.0 * math.pi * math.e * sigma * sigma)
 
 
@@ -99,15 +89,7 @@ def project_distribution(atoms: Tensor, p: Tensor, support: Tensor) -> Tensor:
 
 
 def cross_entropy(target: Tensor, log_p: Tensor) -> Tensor:
-    """``-sum(target * log_p)`` over bins.
-
-    Args:
-        target: ``[*, K]`` probabilities.
-        log_p: ``[*, K]`` log-probabilities.
-
-    Returns:
-        ``[*]`` nats.
-    """
+    """``-sum(target * log_p)`` over bins, in nats: ``[*, K]``, ``[*, K] -> [*]``."""
     return -(target * log_p).sum(-1)
 
 
@@ -118,14 +100,11 @@ def learning_rate(
 
     Args:
         step: optimizer steps taken so far.
-        init: rate at step 0 when there is a warm-up.
+        init: rate at step 0; unused without a warm-up.
         peak: rate at the end of the warm-up.
         end: rate from ``warmup_steps + decay_steps`` on.
-        warmup_steps: length of the warm-up; 0 starts at ``peak``.
+        warmup_steps: length of the warm-up.
         decay_steps: length of the cosine after the warm-up.
-
-    Returns:
-        The learning rate for the next optimizer step.
     """
     if step < warmup_steps:
         return init + (peak - init) * step / warmup_steps

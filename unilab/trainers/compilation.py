@@ -26,10 +26,7 @@ BF16_UNITS = ("amx_bf16", "avx512_bf16")
 def matmul_dtype(amp_dtype: str | None, *, device: torch.device) -> torch.dtype | None:
     """The dtype in which linear layers multiply; None keeps the parameters' dtype.
 
-    Args:
-        amp_dtype: the setting. ``"auto"`` is bfloat16 on a CPU that has units for it, where
-            training is as good and faster.
-        device: the learner's device.
+    ``"auto"`` is bfloat16 on a CPU that has units for it, where training is as good and faster.
     """
     if amp_dtype not in (None, "bfloat16", "auto"):
         raise ConfigError(f"amp_dtype must be None, 'bfloat16' or 'auto', got {amp_dtype!r}")
@@ -40,13 +37,7 @@ def matmul_dtype(amp_dtype: str | None, *, device: torch.device) -> torch.dtype 
 
 
 def use_cuda_graph(wanted: bool | None, *, device: torch.device, custom: bool) -> bool:
-    """Whether updates are captured as CUDA graphs (ADR-0017 C26).
-
-    Args:
-        wanted: the setting; None captures on NVIDIA.
-        device: the learner's device.
-        custom: whether the actor is a custom one.
-    """
+    """Whether updates are captured as CUDA graphs (ADR-0017 C26); by default on NVIDIA."""
     on_nvidia = device.type == "cuda" and torch.version.hip is None
     if wanted is None:
         wanted = on_nvidia
@@ -66,9 +57,7 @@ def use_cuda_graph(wanted: bool | None, *, device: torch.device, custom: bool) -
 def capture(step: Step, loss: FlashSACLoss) -> Step:
     """A part of an update that is recorded once as a CUDA graph and replayed on new batches.
 
-    Args:
-        step: takes tensors, returns detached tensors, and makes every change in place.
-        loss: its ``in_keys`` are the entries of a batch that the graph copies.
+    It must return detached tensors and make every change in place.
     """
     graph = CudaGraphModule(step)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,13 +19,7 @@ from unilab.modules import actor_semantics
 from unilab.modules.layers import UnitLinear, check_at_least
 from unilab.objectives import FlashSACLoss
 from unilab.objectives.functional import learning_rate
-from unilab.trainers.compilation import (
-    CompiledOrEager,
-    Step,
-    capture,
-    matmul_dtype,
-    use_cuda_graph,
-)
+from unilab.trainers.compilation import CompiledOrEager, Step, capture, matmul_dtype, use_cuda_graph
 from unilab.trainers.state_check import semantics_problem, state_problem
 
 __all__ = ["FlashSACLearner"]
@@ -120,18 +115,14 @@ class FlashSACLearner:
         self.actor_update_period = actor_update_period
         self.update_count = 0
         self._sync_gradients = sync_gradients
-
-        def rate(step: int) -> float:
-            return learning_rate(
-                step,
-                init=lr_init,
-                peak=lr,
-                end=lr_end,
-                warmup_steps=warmup_steps,
-                decay_steps=decay_steps,
-            )
-
-        self._rate = rate
+        self._rate = partial(
+            learning_rate,
+            init=lr_init,
+            peak=lr,
+            end=lr_end,
+            warmup_steps=warmup_steps,
+            decay_steps=decay_steps,
+        )
         parameters = {
             "actor": loss.actor.parameters(),
             "alpha": [loss.log_alpha],
@@ -147,7 +138,9 @@ class FlashSACLearner:
             )
             for name, params in parameters.items()
         }
-        self._schedules = {name: LambdaLR(adam, rate) for name, adam in self._optimizers.items()}
+        self._schedules = {
+            name: LambdaLR(adam, self._rate) for name, adam in self._optimizers.items()
+        }
         self._target_update = SoftUpdate(loss, tau=tau)
         # The critic is most of an update. Compiling the actor's part gained nothing, and without
         # it any actor of the contract works.
@@ -273,11 +266,7 @@ class FlashSACLearner:
         return ""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a :meth:`state_dict` of the same networks; load nothing of another.
-
-        Raises:
-            CheckpointError: :meth:`check_state` found a problem.
-        """
+        """Continue from a :meth:`state_dict` of the same networks; load nothing of another."""
         problem = self.check_state(state)
         if problem:
             raise CheckpointError(f"the state does not fit this learner: {problem}")

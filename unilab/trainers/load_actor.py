@@ -31,8 +31,7 @@ def load_play_actor(run_or_checkpoint: str | Path) -> nn.Module:
         run_or_checkpoint: a run's folder, whose newest checkpoint is taken, or one checkpoint.
 
     Returns:
-        The actor on the CPU, in eval mode. :func:`~unilab.modules.actor_semantics` of it gives its
-        widths and action transform.
+        The actor on the CPU, in eval mode.
 
     Raises:
         CheckpointError: there is no checkpoint, it is damaged, or it does not fit its run or the
@@ -43,11 +42,7 @@ def load_play_actor(run_or_checkpoint: str | Path) -> nn.Module:
 
 
 def load_env_training_state(run_or_checkpoint: str | Path) -> Mapping[str, Any]:
-    """The training state of a run's environment, for ``import_training_state``.
-
-    Args:
-        run_or_checkpoint: a run's folder, whose newest checkpoint is taken, or one checkpoint.
-    """
+    """The training state of a run's environment, for ``import_training_state``."""
     state: Any = _read(Path(run_or_checkpoint), lambda path: read_states(path, ["env"])["env"])
     if not isinstance(state, Mapping):
         raise CheckpointError(f"{run_or_checkpoint}: the state of its env must be a mapping")
@@ -66,7 +61,6 @@ def _read(given: Path, read: Callable[[Path], T]) -> T:
 
 
 def _checkpoint(path: Path) -> Path:
-    """The checkpoint itself, or the newest one of a run's folder."""
     run = RunFolder(path)
     if not run.checkpoints.is_dir():
         if not path.exists():

@@ -84,9 +84,7 @@ _MISSING = _MissingType()
 def semantics_problem(saved: Any, live: Mapping[str, Any] | None = None) -> str:
     """Why weights that were saved with these ``actor_semantics`` must not be loaded.
 
-    Args:
-        saved: the ``actor_semantics`` of a checkpoint, of any type.
-        live: the live actor's; None checks only that ``saved`` is readable.
+    Without ``live``, the live actor's, it checks only that ``saved`` is readable.
     """
     if not isinstance(saved, Mapping):
         what = "no actor_semantics" if saved is None else f"actor_semantics={saved!r}"

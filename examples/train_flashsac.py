@@ -9,23 +9,15 @@ from __future__ import annotations
 
 import torch
 
-import unilab
-from unilab.collectors import EnvProcess, make_collector
+from unilab.collectors import make_collector
 from unilab.conf.command import hydra_main
+from unilab.conf.envs import make_eval_env, make_training_env
 from unilab.conf.flashsac import FlashSACAlgoCfg, FlashSACCfg
 from unilab.data import RewardNormalizer, make_replay_buffer
 from unilab.envs import TorchEnv
 from unilab.modules import FlashSACCritic, FlashSACPolicy, build_actor
 from unilab.objectives import FlashSACLoss
-from unilab.trainers import (
-    EnvTrainingState,
-    Evaluator,
-    FlashSACLearner,
-    OffPolicyRunner,
-    ReplayContents,
-    Run,
-    run_identity,
-)
+from unilab.trainers import Evaluator, FlashSACLearner, OffPolicyRunner, Run, run_identity
 
 
 def make_learner(
@@ -78,28 +70,10 @@ def train(cfg: FlashSACCfg) -> int:
     """Run one training; returns the exit code."""
     algo, training = cfg.algo, cfg.training
     device = training.resolve_device()
-    placement = training.resolve_placement()
-    pipelined = training.resolve_collector(device) == "pipelined"
-    learner_threads, physics_threads = training.resolve_threads(device)
-    torch.set_num_threads(learner_threads)
+    torch.set_num_threads(training.resolve_threads(device).learner)
     torch.manual_seed(training.seed)
 
-    # Environments to evaluate in tell the learner its widths; those to train in start last, in a
-    # second process if pipelined.
-    make_env = unilab.registry.factory(
-        cfg.task,
-        num_envs=algo.num_envs,
-        device=str(placement.env_device),
-        seed=training.seed,
-        overrides={"num_threads": physics_threads} | cfg.env,
-    )
-    eval_env = unilab.make(
-        cfg.task,
-        num_envs=training.eval_num_envs,
-        device=str(device),
-        seed=training.seed + 1,
-        overrides=cfg.env,
-    )
+    eval_env = make_eval_env(cfg)
     critic_obs = "critic" if "critic" in eval_env.obs_groups_spec else "obs"
     learner = make_learner(algo, eval_env, critic_obs, device)
     actor = learner.loss.actor
@@ -108,25 +82,22 @@ def train(cfg: FlashSACCfg) -> int:
         algo.replay_capacity, algo.batch_size, device=device, n_step=algo.n_step, gamma=algo.gamma
     )
     rewards = RewardNormalizer(algo.gamma, v_max=algo.algo_params.v_max)
-    env = EnvProcess(make_env) if pipelined else make_env()
+    env = make_training_env(cfg)
 
     # A new run, or the one to resume from its last checkpoint.
-    state = {"learner": learner, "rewards": rewards, "env": EnvTrainingState(env)}
-    if training.save_replay:
-        state["replay"] = ReplayContents(buffer)
     run = Run.open(
         cfg,
-        state,
         identity=run_identity(cfg.task, eval_env.obs_groups_spec, critic_obs, actor),
-        device_resolution=placement.device_resolution(),
+        env=env,
+        eval_env=eval_env,
+        buffer=buffer,
+        learner=learner,
+        rewards=rewards,
     )
-    env.set_output_dir(str(run.folder.path))
-    eval_env.set_output_dir(str(run.folder.path / "evaluation"))
-
     collector = make_collector(
         env,
         policy,
-        placement=placement,
+        placement=training.resolve_placement(),
         frames_per_batch=algo.num_envs,
         total_frames=algo.frames_left(run.counters.frames),
         init_random_frames=algo.random_frames_left(run.counters.frames),

@@ -14,13 +14,13 @@ from tensordict.nn import TensorDictModule, TensorDictSequential
 from torchrl.modules import MLP, AdditiveGaussianModule, ValueOperator
 from torchrl.objectives import DDPGLoss, SoftUpdate
 
-import unilab
 from unilab.collectors import make_collector
 from unilab.conf import algorithms, compose, register_algorithm
+from unilab.conf.envs import make_eval_env, make_training_env
 from unilab.data import RewardNormalizer, make_replay_buffer
 from unilab.errors import ConfigError
 from unilab.settings import OffPolicyCfg, TrainingCfg
-from unilab.trainers import EnvTrainingState, Evaluator, OffPolicyRunner, Run, run_identity
+from unilab.trainers import Evaluator, OffPolicyRunner, Run, run_identity
 
 TINY = [
     "task=pendulum_swingup",
@@ -98,10 +98,7 @@ class DDPGLearner:
 def train_ddpg(cfg: DDPGCfg) -> int:
     algo, training = cfg.algo, cfg.training
     torch.manual_seed(training.seed)
-    env, eval_env = (
-        unilab.make(cfg.task, num_envs=n, seed=training.seed, overrides=cfg.env)
-        for n in (algo.num_envs, training.eval_num_envs)
-    )
+    env, eval_env = make_training_env(cfg), make_eval_env(cfg)
     obs, action = env.obs_groups_spec["obs"], env.action_spec.shape[-1]
     actor = torch.nn.Sequential(MLP(obs, action, num_cells=[8]), torch.nn.Tanh())
     acting = TensorDictModule(actor, in_keys=["obs"], out_keys=["action"])
@@ -113,8 +110,12 @@ def train_ddpg(cfg: DDPGCfg) -> int:
     rewards = RewardNormalizer(algo.gamma)
     run = Run.open(
         cfg,
-        {"learner": learner, "rewards": rewards, "env": EnvTrainingState(env)},
         identity=run_identity(cfg.task, env.obs_groups_spec, "obs", actor),
+        env=env,
+        eval_env=eval_env,
+        buffer=buffer,
+        learner=learner,
+        rewards=rewards,
     )
     collector = make_collector(
         env,

@@ -6,7 +6,6 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from functools import cache
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
@@ -56,20 +55,12 @@ def build(cls: type[T], values: Mapping[str, Any], path: str = "") -> T:
     """Build a configuration from a nested mapping; keys that are left out keep their defaults.
 
     Lists become tuples, integers become floats, and whole floats (``1e6``) become integers where
-    the annotation asks for it.
-
-    Args:
-        cls: a dataclass.
-        values: e.g. what Hydra composed.
-        path: prefix of the keys in messages.
-
-    Raises:
-        ConfigError: a key is unknown or missing, or a value does not fit its annotation.
+    the annotation asks for it. ``path`` is the prefix of keys in messages.
     """
     if not isinstance(values, Mapping):
         raise ConfigError(f"{path or cls.__name__} must be a table, got {_shown(values)}")
     settings = fields(cls)  # type: ignore[arg-type]
-    hints = _hints_of_class(cls)  # type: ignore[arg-type]
+    hints = hints_of(cls)
     known = [field.name for field in settings]
     for key in values:
         if key not in known:
@@ -85,20 +76,16 @@ def build(cls: type[T], values: Mapping[str, Any], path: str = "") -> T:
 
 
 def replace(config: T, overrides: Mapping[str, Any], path: str = "") -> T:
-    """Copy a configuration with some values replaced.
+    """Copy a configuration with some values replaced, which are converted as in :func:`build`.
 
     Args:
         config: a dataclass; its tables are dicts of values or of further dataclasses.
         overrides: new values, nested or by dotted key: ``{"rewards.action_rate.weight": -0.02}``.
-            None in the place of a term takes the term out of its table. Values are converted as
-            in :func:`build`.
+            None in the place of a term takes the term out of its table.
         path: prefix of the keys in messages.
-
-    Raises:
-        ConfigError: a key is unknown, or a value does not fit its annotation.
     """
     current = {field.name: getattr(config, field.name) for field in fields(config)}  # type: ignore[arg-type]
-    hints = _hints_of_class(type(config))  # type: ignore[arg-type]
+    hints = hints_of(type(config))
     changed = {}
     for key, new in _by_key(overrides, ()).items():
         if key not in current:
@@ -111,16 +98,9 @@ def check_fields(config: Any, path: str = "") -> None:
     """Check every field of a configuration against its annotation, nested ones included.
 
     Fields that were left at their default are not checked, nor those whose annotation says nothing
-    about a value (``Any``, a callable).
-
-    Args:
-        config: a dataclass.
-        path: prefix of the names in messages.
-
-    Raises:
-        ConfigError: a value does not fit.
+    about a value (``Any``, a callable). ``path`` is the prefix of names in messages.
     """
-    hints = _hints_of_class(config.__class__)
+    hints = hints_of(config.__class__)
     for field in fields(config):
         value = getattr(config, field.name)
         if value is not field.default:
@@ -128,17 +108,7 @@ def check_fields(config: Any, path: str = "") -> None:
 
 
 def check_fits(name: str, value: Any, hint: Any, *, infinite: bool = False) -> None:
-    """Check a value against its annotation.
-
-    Args:
-        name: name of the value, for messages.
-        value: the value.
-        hint: the annotation.
-        infinite: whether numbers may be infinite.
-
-    Raises:
-        ConfigError: the value does not fit.
-    """
+    """Check a value against its annotation; ``infinite`` allows numbers that are."""
     if expected := _expected(value, hint, infinite):
         raise ConfigError(f"{name} must be {expected}, got {_shown(value)}")
     if is_dataclass(value) and not isinstance(value, type):
@@ -193,11 +163,6 @@ def hints_of(annotated: Any) -> dict[str, Any]:
         return get_type_hints(annotated, localns=names, include_extras=True)
     except (NameError, TypeError, AttributeError):
         return {}
-
-
-@cache
-def _hints_of_class(cls: Any) -> dict[str, Any]:
-    return hints_of(cls)
 
 
 def _convert(name: str, value: Any, hint: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from unilab.checks import Count, Positive
 from unilab.errors import ConfigError, PlacementError
@@ -60,14 +60,7 @@ class OffPolicyCfg:
         return max(1, steps * self.updates_per_step)
 
     def frames_left(self, done: int) -> int:
-        """Environment steps still to take, in whole steps of all environments.
-
-        Args:
-            done: environment steps taken so far.
-
-        Raises:
-            ConfigError: none is left.
-        """
+        """Environment steps to take after ``done``, in whole steps of all environments."""
         if done >= self.total_frames:
             raise ConfigError(
                 f"algo.total_frames must be more than the {done} steps that the run has taken, got "
@@ -76,15 +69,21 @@ class OffPolicyCfg:
         return self._whole_steps(self.total_frames - done)
 
     def random_frames_left(self, done: int) -> int:
-        """Environment steps still to take with uniform random actions.
+        """Environment steps to take after ``done`` with uniform random actions.
 
-        Args:
-            done: environment steps taken so far. A resumed run refills its buffer with its policy.
+        A resumed run refills its buffer with its policy.
         """
         return self._whole_steps(max(0, self.learning_starts - done) if self.random_warmup else 0)
 
     def _whole_steps(self, frames: int) -> int:
         return -(-frames // self.num_envs) * self.num_envs
+
+
+class Threads(NamedTuple):
+    """Numbers of CPU threads."""
+
+    learner: int
+    physics: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,30 +155,22 @@ class TrainingCfg:
         )
 
     def resolve_collector(self, device: torch.device) -> Literal["sync", "pipelined"]:
-        """Whether environments and learner take turns or overlap.
-
-        Args:
-            device: the learner's.
-        """
+        """Whether environments take turns with a learner on ``device``, or overlap."""
         if self.collector == "auto":
             return "sync" if device.type == "cpu" else "pipelined"
         return self.collector
 
-    def resolve_threads(self, device: torch.device) -> tuple[int, int]:
-        """CPU threads of the learner and of physics.
+    def resolve_threads(self, device: torch.device) -> Threads:
+        """CPU threads for a learner on ``device``.
 
-        Args:
-            device: the learner's.
-
-        Returns:
-            All cores for both if both compute on the CPU, also when they overlap: neither keeps
-            them busy all the time. All but one for physics beside a learner on an accelerator.
+        All cores for both if both compute on the CPU, also when they overlap: neither keeps them
+        busy all the time. All but one for physics beside a learner on an accelerator.
         """
         affinity = getattr(os, "sched_getaffinity", None)  # in a container fewer than there are
         cores = len(affinity(0)) if affinity else os.cpu_count() or 1
         if device.type != "cpu" and self.resolve_collector(device) == "pipelined":
             learner = self.num_threads or 1
-            return learner, max(1, cores - learner)
+            return Threads(learner, max(1, cores - learner))
         wanted = os.environ.get("OMP_NUM_THREADS", "")
         limit = int(wanted) if wanted.isdecimal() else cores
-        return self.num_threads or max(1, min(cores, limit)), cores
+        return Threads(self.num_threads or max(1, min(cores, limit)), cores)

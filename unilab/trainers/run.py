@@ -8,10 +8,17 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from torch import nn
+from torchrl.data import ReplayBuffer
 
 from unilab.modules import actor_semantics
 from unilab.record import MetricLogger, Progress, RunFolder, closing_summary
-from unilab.trainers.checkpoint import Checkpointer, Counters, Stateful
+from unilab.trainers.checkpoint import (
+    Checkpointer,
+    Counters,
+    EnvTrainingState,
+    ReplayContents,
+    Stateful,
+)
 
 __all__ = ["Run", "run_identity"]
 
@@ -37,18 +44,22 @@ class Run:
     def open(
         cls,
         cfg: Any,
-        components: Mapping[str, Stateful],
         *,
         identity: Mapping[str, Any],
-        **resolved: Any,
+        env: Any,
+        eval_env: Any,
+        buffer: ReplayBuffer,
+        **components: Stateful,
     ) -> Run:
         """Makes the folder of a new run, or continues the run of ``training.resume``.
 
         Args:
             cfg: the run's settings, a dataclass with ``task``, ``algo`` and ``training``.
-            components: name -> object that checkpoints save; a resumed run restores them here.
             identity: JSON values that must agree between checkpoint and run.
-            **resolved: further entries of ``run_config.json``.
+            env: environment to train in, whose count of control steps checkpoints save.
+            eval_env: environment to evaluate in; both are told where to write.
+            buffer: what checkpoints save of it with ``training.save_replay``.
+            **components: further objects that checkpoints save, by name (learner, normalizers).
 
         Raises:
             ConfigError: the folder cannot be used, or the run has all of its frames.
@@ -61,13 +72,19 @@ class Run:
             folder = RunFolder.create(
                 cfg.task, training.seed, log_root=training.log_root, path=training.run_dir
             )
+        state = {**components, "env": EnvTrainingState(env)}
+        if training.save_replay:
+            state["replay"] = ReplayContents(buffer)
         checkpointer = Checkpointer(
-            folder.checkpoints, components, identity=identity, keep=training.keep_checkpoints
+            folder.checkpoints, state, identity=identity, keep=training.keep_checkpoints
         )
         counters = checkpointer.load() if training.resume else Counters()
         cfg.algo.frames_left(counters.frames)  # raises before anything is written
         logger = MetricLogger(folder, until_frames=counters.frames)
-        folder.write_config(asdict(cfg), **identity, **resolved)
+        devices = training.resolve_placement().device_resolution()
+        folder.write_config(asdict(cfg), **identity, device_resolution=devices)
+        env.set_output_dir(str(folder.path))
+        eval_env.set_output_dir(str(folder.path / "evaluation"))
         print(f"Run folder   {folder.path}", flush=True)
         return cls(
             folder=folder,

@@ -45,16 +45,6 @@ def test_without_a_keyframe_the_home_pose_is_the_models_own(rig_model):
     assert backend.default_ctrl.tolist() == [0.0, 0.0]
 
 
-def test_capabilities_tell_what_can_be_read_and_varied(backend):
-    capabilities = backend.get_tensor_capabilities()
-    assert capabilities.state_fields["qpos"] == 10
-    assert capabilities.state_fields["qvel"] == 9
-    assert capabilities.state_fields["ctrl"] == 2
-    assert capabilities.sensors == {"tip_pos": 3, "tip_vel": 3, "shoulder_pos": 1}
-    assert capabilities.selected_row_reset
-    assert {"body_mass", "geom_friction"} <= capabilities.model_fields
-
-
 def test_a_model_may_be_given_by_path(rig_path):
     backend = MujocoBackend(rig_path, 2, num_threads=1, keyframe="home")
     assert (backend.num_envs, backend.num_threads, backend.timestep) == (2, 1, 0.004)

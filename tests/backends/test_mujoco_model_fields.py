@@ -38,26 +38,6 @@ def test_a_mass_changes_only_its_environments_and_agrees_with_a_model_compiled_s
     torch.testing.assert_close(mixed[HEAVY], expected.expand(2, -1), rtol=0, atol=1e-12)
 
 
-def test_a_friction_changes_only_its_environments_and_agrees_with_a_model_compiled_so(
-    backend, rig_model, rig_spec
-):
-    shared = ball_pushed(backend)
-    ball = rig_model.geom("ball").id
-    floor = rig_model.geom("floor").id
-    friction = backend.expand("geom_friction")
-    assert friction.shape == (5, rig_model.ngeom, 3)
-    friction[HEAVY, ball, 0] = 0.1
-    friction[HEAVY, floor, 0] = 0.1  # contacts take the larger of the two
-    mixed = ball_pushed(backend)
-
-    for geom in (rig_spec.geom("ball"), rig_spec.geom("floor")):
-        geom.friction[0] = 0.1
-    expected = ball_pushed(MujocoBackend(rig_spec.compile(), 1, keyframe="home"))[0]
-    assert torch.equal(mixed[OTHERS], shared[OTHERS])
-    assert mixed[1, 0] > shared[1, 0] + 0.01
-    assert torch.equal(mixed[HEAVY], expected.expand(2, -1))
-
-
 def test_a_reset_follows_a_fields_own_values(rig_model):
     """Whether an equality is on after a reset is a field of the model, too."""
     backend = MujocoBackend(rig_model, 3, keyframe="home")

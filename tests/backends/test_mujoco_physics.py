@@ -11,7 +11,7 @@ NSTEP = 3
 
 
 def plain_data(backend: MujocoBackend) -> mujoco.MjData:
-    """One environment at its home pose, stepped with MuJoCo's own functions."""
+    """One environment of MuJoCo's own, at its home pose."""
     data = mujoco.MjData(backend.mj_model)
     data.qpos[:] = backend.default_qpos.numpy()
     data.ctrl[:] = backend.default_ctrl.numpy()
@@ -48,19 +48,6 @@ def test_results_do_not_depend_on_the_number_of_threads(rig_model, num_threads):
     assert torch.equal(reference.get_state_views()["qpos"], other.get_state_views()["qpos"])
 
 
-def test_sensors_belong_to_the_state_after_the_step(backend):
-    position, velocity = backend.get_sensor_view("tip_pos"), backend.get_sensor_view("tip_vel")
-    views = backend.get_state_views()
-    for ctrl in controls(backend.num_envs, 10):
-        backend.step_tensor(ctrl, NSTEP)
-    fresh = mujoco.MjData(backend.mj_model)
-    for row in range(backend.num_envs):
-        fresh.qpos[:], fresh.qvel[:] = views["qpos"][row].numpy(), views["qvel"][row].numpy()
-        mujoco.mj_forward(backend.mj_model, fresh)
-        np.testing.assert_array_equal(position[row].numpy(), fresh.sensor("tip_pos").data)
-        np.testing.assert_array_equal(velocity[row].numpy(), fresh.sensor("tip_vel").data)
-
-
 def test_reading_sensors_does_not_change_the_physics(rig_model):
     blind = MujocoBackend(rig_model, 3, keyframe="home")
     seeing = MujocoBackend(rig_model, 3, keyframe="home")
@@ -87,23 +74,6 @@ def test_views_share_memory_with_the_physics_and_stay_live(backend):
     backend.step_tensor(torch.ones(5, 2), NSTEP)
     assert not torch.equal(first["qpos"], before)
     assert not torch.equal(sensor, seen)
-
-
-def test_a_reset_row_continues_like_a_new_simulation(backend):
-    """Time, warm start, activations and controls of the old episode are gone."""
-    views = backend.get_state_views()
-    for ctrl in controls(5, 40):
-        backend.step_tensor(ctrl, NSTEP)
-    backend.set_state_tensor(
-        torch.tensor([3]), backend.default_qpos.repeat(1, 1), torch.zeros(1, 9)
-    )
-    assert views["time"][3] == 0.0
-    assert views["time"][2] > 0.0
-    plain = plain_data(backend)
-    backend.step_tensor(torch.full((5, 2), 0.3), 50)
-    plain.ctrl[:] = np.float32(0.3)
-    mujoco.mj_step(backend.mj_model, plain, 50)
-    np.testing.assert_array_equal(views["qpos"][3].numpy(), plain.qpos)
 
 
 def test_the_callers_model_is_not_changed(rig_model):

@@ -9,7 +9,6 @@ import pytest
 import torch
 from envs.tables import ON_TWINS, TWINS_XML, act, twins, twins_cfg
 from torch import Tensor
-from torchrl.envs import Compose, InitTracker, RewardSum, StepCounter, TransformedEnv
 
 from unilab.envs import (
     CommandTerm,
@@ -123,17 +122,6 @@ def test_env_ids_keep_the_flags_of_other_rows(tmp_path):
     begun = env.reset(env_ids=torch.tensor([0, 1]))
     assert begun["done"].flatten().tolist() == [False, False, False, True]
     assert not env.reset()["done"].any()
-
-
-def test_transforms_take_a_mask_and_no_env_ids(tmp_path):
-    env = TransformedEnv(twins(tmp_path), Compose(InitTracker(), StepCounter(), RewardSum()))
-    root = env.reset()
-    root = env.step(act(env, root))["next"]
-    with pytest.raises(TypeError, match="env_ids"):
-        env.reset(env_ids=torch.tensor([0]))
-    mask = torch.tensor([[True], [False], [False], [False]])
-    again = env.reset(root.set("_reset", mask))
-    assert again["step_count"].flatten().tolist() == [0, 1, 1, 1]
 
 
 def test_set_seed_redraws_the_first_episode_lengths(tmp_path):

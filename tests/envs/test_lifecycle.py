@@ -39,20 +39,6 @@ def test_c8_next_of_a_done_row_is_terminal_and_the_root_is_post_reset():
             assert torch.equal(data["next", key][row], root[key][row])
 
 
-def test_c8_terminal_observation_shows_the_terminal_state():
-    """The same, bit for bit, as in an environment where the episode does not end."""
-    endless = {"time_out": TerminationTermCfg(func=mdp.time_out, time_out=True)}
-    ending, going_on = go2(), go2(terminations=endless)
-    nexts = []
-    for env in (ending, going_on):
-        root = act(env, env.reset())
-        fallen(env)
-        nexts.append(env.step_and_maybe_reset(root)[0]["next"])
-    assert nexts[0]["terminated"][2] != nexts[1]["terminated"][2]
-    for key in ("obs", "critic"):
-        assert torch.equal(nexts[0][key], nexts[1][key]), key
-
-
 def test_c3_returned_tensors_are_never_overwritten():
     env = go2(4, episode_length_s=0.06)  # every third step ends all episodes
     draw = torch.Generator().manual_seed(0)
@@ -106,11 +92,8 @@ def test_a_reset_of_no_row_changes_nothing(tmp_path):
 @pytest.mark.parametrize("mask", [torch.tensor([0, 1, 0, 0]), torch.zeros(4, 2) > 0])
 def test_bad_reset_mask_is_refused(tmp_path, mask):
     env = twins(tmp_path)
-    root = env.reset().set("_reset", mask)
     with pytest.raises(ConfigError, match="_reset"):
-        env.reset(root)
-    with pytest.raises(ConfigError, match="env_ids"):
-        env.reset(root, env_ids=torch.tensor([1]))
+        env.reset(env.reset().set("_reset", mask))
 
 
 def test_c14_env_ids_equal_their_mask_in_any_order(tmp_path):
@@ -130,20 +113,6 @@ def test_c14_env_ids_equal_their_mask_in_any_order(tmp_path):
     assert torch.equal(every["obs"], by_rows.obs_buf["obs"])
     pos = by_rows.backend.get_state_views()["qpos"] - by_rows.backend.default_qpos
     torch.testing.assert_close(every["obs"][:, :2], pos.float(), rtol=0, atol=1e-6)
-
-
-def test_reset_with_a_bare_mask_returns_all_flags(tmp_path):
-    env = twins(tmp_path)
-    root = env.reset()
-    env.episode_length[2:] = 4
-    assert (
-        env.step(act(env, root))["next", "truncated"].flatten().tolist() == [False] * 2 + [True] * 2
-    )
-    mask = torch.tensor([[True], [False], [True], [False]])
-    with pytest.warns(UserWarning, match="wasn't present in the input"):
-        begun = env.reset(TensorDict({"_reset": mask}, [4]))
-    for flag, last in {"done": True, "truncated": True, "terminated": False}.items():
-        assert begun[flag].flatten().tolist() == [False, False, False, last]
 
 
 @pytest.mark.parametrize("how", [copy.deepcopy, pickle.dumps])
@@ -211,7 +180,6 @@ BAD_ACTIONS = {
     "width": (torch.zeros(4, 3), ConfigError),
     "dtype": (torch.zeros(4, 2, dtype=torch.float64), ConfigError),
     "device": (torch.zeros(4, 2, device="meta"), ConfigError),
-    "missing": (None, ConfigError),
     "nan": (torch.tensor([[0.0, NAN], [0.0, 0.0], [INF, 0.0], [0.0, 0.0]]), NonFiniteError),
     "both infinities": (torch.tensor([[INF, -INF], *[[0.0, 0.0]] * 3]), NonFiniteError),
 }
@@ -224,7 +192,7 @@ def test_c6_bad_action_is_refused_before_physics_moves(tmp_path, kind):
     root = env.reset()
     physics, generator = physics_state(env), env.generator.get_state()
     with pytest.raises(error, match="action") as caught:
-        env._step(TensorDict({} if action is None else {"action": action}, [4]))
+        env._step(TensorDict({"action": action}, [4]))
     if error is NonFiniteError:
         assert caught.value.rows == ([0, 2] if kind == "nan" else [0])
     assert torch.equal(physics_state(env), physics)

@@ -5,7 +5,7 @@ import torch
 from envs.tables import act, drive, go2, twins, twins_cfg
 
 from unilab import cli
-from unilab.envs import EventTermCfg, NanGuardCfg, RewardTermCfg, TerminationTermCfg, mdp
+from unilab.envs import NanGuardCfg, TerminationTermCfg, mdp
 from unilab.envs.nan_guard import load_dump, replay_dump
 from unilab.errors import ConfigError, NonFiniteError
 
@@ -70,38 +70,9 @@ def test_a_replay_ends_in_the_same_failure(tmp_path, capsys):
     assert "NOT the same as then" in capsys.readouterr().out
 
 
-def test_a_replay_uses_the_parameters_of_its_row(tmp_path):
-    def spoilt(env):
-        return torch.where(env.episode_length == 4, torch.nan, 1.0)
-
-    heavier = EventTermCfg(
-        func=mdp.randomize_physics_scene_gravity,
-        mode="reset",
-        params={"gravity_distribution_params": ((-3.0, 0.0, -3.0), (3.0, 0.0, 3.0))},
-    )
-    events = {**twins_cfg(tmp_path).events, "gravity": heavier}
-    terms = {"spoilt": RewardTermCfg(func=spoilt, weight=1.0)}
-    env = guarded(tmp_path, rewards=terms, events=events)
-    with pytest.raises(NonFiniteError, match="spoilt"):
-        drive(env, 4)
-    path = tmp_path / "dumps" / "nan_dump_4.pt"
-    for line in replay_dump(path).report.splitlines()[1:]:
-        assert ": physics is finite after the last step, the same as then, bit for bit" in line
-    dump = load_dump(path)
-    dump["models"].reverse()
-    torch.save(dump, path)
-    assert "NOT the same as then" in replay_dump(path).report
-
-
 def test_a_guard_does_not_change_the_rollout(tmp_path):
     env, plain = guarded(tmp_path), twins(tmp_path, 8)
     assert torch.equal(drive(env, 8)["next", "obs"], drive(plain, 8)["next", "obs"])
-
-
-@pytest.mark.parametrize("name", ["buffer_size", "max_envs_to_dump"])
-def test_a_guard_that_keeps_nothing_is_refused(name):
-    with pytest.raises(ConfigError, match=name):
-        NanGuardCfg(output_dir="dumps", **{name: 0})
 
 
 def test_a_file_that_is_no_dump_is_refused(tmp_path, capsys):
@@ -146,18 +117,7 @@ def test_a_lost_row_ends_for_no_other_reason():
     assert env.episode_so_far(1)[1] == ["lost"]
     assert data["terminated"][1]
     assert not data["truncated"][1]
-
-
-def test_a_lost_row_does_not_touch_the_others():
-    terms = {**go2().cfg.terminations, **LOST}
-    futures = []
-    for spoil in (False, True):
-        env = go2(4, terminations=terms)
-        root = act(env, env.reset())
-        if spoil:
-            env.backend.get_state_views()["qpos"][1, 9] = torch.nan
-        data = env.step(root)["next"]
-        futures.append(data)
-    kept = [0, 2, 3]
-    assert torch.equal(futures[0]["critic"][kept], futures[1]["critic"][kept])
-    assert torch.equal(futures[0]["reward"][kept], futures[1]["reward"][kept])
+    sound = go2(4)
+    others, kept = sound.step(act(sound, sound.reset()))["next"], [0, 2, 3]
+    for key in ("critic", "reward"):  # other rows do not notice
+        assert torch.equal(data[key][kept], others[key][kept])

@@ -12,7 +12,6 @@ from reference.carts import MASSES, TIMESTEP, AllAtOnce, Carts
 from unilab.backends import HostBridgeTransferPlan
 from unilab.envs import (
     EntityCfg,
-    EntityScene,
     EventTermCfg,
     ManagerBasedRlEnv,
     ManagerBasedRlEnvCfg,
@@ -131,20 +130,6 @@ def test_c18_a_read_phase_is_one_transfer_for_any_number_of_terms():
 def test_c19_terms_see_nothing_but_the_packet():
     """With a packet in other memory than the physics the rollout is the same, bit for bit."""
     assert_bitwise_equal(drive(carts(backend=FarCarts), 40), drive(carts(), 40))
-
-
-def test_c18_the_scenes_plan_serves_an_accelerator():
-    scene = EntityScene(SCENE, Carts(4), torch.device("meta"))
-    for name in ("joint_pos", "joint_vel", "joint_torque", "joint_pos"):
-        scene.declare("carts", name)
-    scene.declare_sensor("gap")
-    plan = scene.compile_tensor_reads()
-    assert scene["carts"].data.joint_pos.device.type == "meta"
-    before = plan.transfers
-    scene.read()
-    scene.read_rows(torch.tensor([1, 3]))
-    assert plan.transfers - before == 2
-    assert plan.bytes == (before * 4 + 4 + 2) * 7 * 4
 
 
 def test_c20_physics_without_row_resets_is_refused():

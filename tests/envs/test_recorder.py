@@ -29,6 +29,7 @@ TRANSITIONS = {
 def test_episodes_equal_the_rollout(tmp_path):
     env = twins(tmp_path, recorders=TRANSITIONS)
     data = drive(env, 12)
+    assert_bitwise_equal(data, drive(twins(tmp_path), 12))
     episodes = env.recorder_manager.drain()
     ends = data["next", "done"][..., 0]
     assert len(episodes) == int(ends.sum()) >= 8
@@ -63,11 +64,6 @@ def test_modes_record_at_their_moment(tmp_path):
         assert torch.equal(episode["steps", "post_step"], after)
         assert torch.equal(episode["start", "post_reset"], pos[0])
         assert torch.equal(episode["end", "pre_reset"], after[-1])
-
-
-def test_recorders_do_not_change_the_rollout(tmp_path):
-    recorded, plain = twins(tmp_path, recorders=TRANSITIONS), twins(tmp_path)
-    assert_bitwise_equal(drive(recorded, 12), drive(plain, 12))
 
 
 def test_a_reset_stores_the_episodes_of_its_rows(tmp_path):
@@ -112,12 +108,6 @@ def test_max_episodes_bounds_the_memory(tmp_path):
     env.step(act(env, root))
     env.reset()
     assert len(env.recorder_manager.drain()) == 4
-
-
-@pytest.mark.parametrize("name", ["num_envs", "max_steps", "max_episodes"])
-def test_bad_limit_is_refused(name):
-    with pytest.raises(ConfigError, match=name):
-        RecordingCfg(**{name: 0})
 
 
 def test_an_unknown_observation_group_fails_at_construction(tmp_path):

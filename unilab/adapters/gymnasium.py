@@ -66,7 +66,6 @@ class GymnasiumVectorEnv(VectorEnv):
         self.single_action_space = gymnasium.spaces.Box(low, high, low.shape, np.float32)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
-        self._action_shape = tuple(env.action_spec.shape)
         self._root: TensorDictBase | None = None
 
     def reset(
@@ -82,10 +81,7 @@ class GymnasiumVectorEnv(VectorEnv):
             seed = to_seed(seed)
             super().reset(seed=seed)
             self.env.set_seed(seed, static_seed=True)
-        options = options or {}
-        if set(options) - {"reset_mask"}:
-            raise ConfigError(f"options must be only 'reset_mask', got {options}")
-        if "reset_mask" in options:
+        if options and "reset_mask" in options:
             mask = torch.as_tensor(options["reset_mask"], device=self.env.device)
             self._root = self.env.reset(self._begun().set("_reset", mask))
         else:
@@ -93,23 +89,9 @@ class GymnasiumVectorEnv(VectorEnv):
         return self._observation(self._root), {}
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Take a control step and begin the next episode where one ended.
-
-        Args:
-            actions: ``[num_envs, action_dim]``, within ``action_space``.
-        """
-        given = torch.as_tensor(actions, dtype=torch.float32, device=self.env.device)
-        if given.shape != self._action_shape:
-            raise ConfigError(
-                f"actions must have shape {self._action_shape}, got {tuple(given.shape)}"
-            )
-        root, steps = self._begun().set("action", given), self.env.common_step_counter
-        try:
-            data, self._root = self.env.step_and_maybe_reset(root)
-        except BaseException:
-            if self.env.common_step_counter > steps:
-                self._root = None  # the caller does not know which episodes ended in this step
-            raise
+        """Take a control step and begin the next episode where one ended."""
+        action = torch.as_tensor(actions, dtype=torch.float32, device=self.env.device)
+        data, self._root = self.env.step_and_maybe_reset(self._begun().set("action", action))
         after = data["next"]
         info = self._final(after) if after["done"].any() else {}
         flags = (self._array(after[k].squeeze(-1)) for k in ("reward", "terminated", "truncated"))
@@ -121,7 +103,6 @@ class GymnasiumVectorEnv(VectorEnv):
         return self._root
 
     def _final(self, after: TensorDictBase) -> dict[str, Any]:
-        """Gymnasium's info about episodes that ended."""
         ended = self._array(after["done"].squeeze(-1))
         last = self._observation(after)
         if not self.tensors:

@@ -42,16 +42,14 @@ class RslRlVecEnv(VecEnv):
                 f"env must be the environment of unilab.make, without transforms, got a "
                 f"{type(env).__name__}"
             )
-        length: Any = env.max_episode_length
         self.env = env
         self.cfg: Any = getattr(env, "cfg", None)
         self.num_envs: int = env.num_envs
         self.num_actions: int = env.action_spec.shape[-1]
-        self.max_episode_length: int = int(length)
+        self.max_episode_length: int = env.max_episode_length
         self.device: torch.device = env.device
-        self._shape = env.action_spec.shape
         self._bounds = env.action_spec.space if clip_actions else None
-        self._root: TensorDictBase | None = env.reset()
+        self._root: TensorDictBase = env.reset()
 
     @property
     def obs_groups(self) -> dict[str, list[str]]:
@@ -64,7 +62,7 @@ class RslRlVecEnv(VecEnv):
 
     @property
     def episode_length_buf(self) -> Tensor:
-        """``[num_envs]`` int64, control steps since each episode began."""
+        """Control steps since each episode began."""
         return self.env.episode_length
 
     @episode_length_buf.setter
@@ -73,14 +71,8 @@ class RslRlVecEnv(VecEnv):
 
     def get_observations(self) -> TensorDict:
         """The current observations by RSL-RL's groups."""
-        root = self._begun()
-        groups = {_GROUPS[name]: root[name] for name in self.env.obs_groups_spec}
+        groups = {_GROUPS[name]: self._root[name] for name in self.env.obs_groups_spec}
         return TensorDict(groups, batch_size=[self.num_envs], device=self.device)
-
-    def _begun(self) -> TensorDictBase:
-        if self._root is None:
-            raise ConfigError("a step failed after physics had advanced: call reset() first")
-        return self._root
 
     def reset(self) -> tuple[TensorDict, dict[str, Any]]:
         """Begin an episode in every environment."""
@@ -90,27 +82,12 @@ class RslRlVecEnv(VecEnv):
     def step(self, actions: Tensor) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
         """Take a control step and begin the next episode where one ended.
 
-        Args:
-            actions: ``[num_envs, num_actions]`` float32.
-
-        Returns:
-            Observations after those resets; rewards ``[num_envs]``; dones ``[num_envs]`` int64; and
-            extras: ``time_outs`` ``[num_envs]`` bool, the episodes that only ran out of time, which
-            RSL-RL bootstraps, and, when an episode ended, ``log``, the environment's metrics.
+        ``extras`` has ``time_outs``, the episodes that only ran out of time, which RSL-RL
+        bootstraps, and, when an episode ended, ``log``, the environment's metrics.
         """
-        if actions.shape != self._shape:  # clamping would broadcast one row to all
-            raise ConfigError(
-                f"actions must have shape {tuple(self._shape)}, got {tuple(actions.shape)}"
-            )
         if self._bounds is not None:
             actions = torch.clamp(actions, self._bounds.low, self._bounds.high)
-        root, steps = self._begun().set("action", actions), self.env.common_step_counter
-        try:
-            data, self._root = self.env.step_and_maybe_reset(root)
-        except BaseException:
-            if self.env.common_step_counter > steps:
-                self._root = None  # the caller does not know which episodes ended in this step
-            raise
+        data, self._root = self.env.step_and_maybe_reset(self._root.set("action", actions))
         after = data["next"]
         dones = after["done"].squeeze(-1)
         extras: dict[str, Any] = {

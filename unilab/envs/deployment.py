@@ -11,7 +11,6 @@ from torch import Tensor
 
 from unilab.envs.entity import SceneEntityCfg, find_names
 from unilab.envs.managers.action import JointPositionActionCfg
-from unilab.envs.managers.observation import ObservationTermCfg
 
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
@@ -50,7 +49,7 @@ def deployment_metadata(env: ManagerBasedRlEnv) -> dict[str, Any]:
 
 
 def _term(env: ManagerBasedRlEnv, name: str, width: int) -> dict[str, Any]:
-    """One block of columns; the frames of a history follow each other, oldest first."""
+    """A block of columns; the frames of a history follow each other, oldest first."""
     group = env.cfg.observations["obs"]
     cfg = group.terms[name]
     length = cfg.history_length if group.history_length is None else group.history_length
@@ -64,12 +63,8 @@ def _term(env: ManagerBasedRlEnv, name: str, width: int) -> dict[str, Any]:
         "function": cfg.func.__name__,
         "params": {k: _parameter(env, v, joints=joints) for k, v in term.params.items()},
         "clip": None if cfg.clip is None else _bounds(cfg.clip),
-        "scale": _scale(cfg, width // frames),
+        "scale": torch.as_tensor(cfg.scale, dtype=torch.float64).expand(width // frames).tolist(),
     }
-
-
-def _scale(cfg: ObservationTermCfg, width: int) -> list[float]:
-    return torch.as_tensor(cfg.scale, dtype=torch.float64).expand(width).tolist()
 
 
 def _parameter(env: ManagerBasedRlEnv, value: Any, *, joints: bool) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -55,13 +54,7 @@ class _Overwritten:
 
 
 class NanGuard:
-    """Ring buffer of the last states, actions and controls of every environment.
-
-    Args:
-        cfg: size and folder of the dump.
-        backend: the physics.
-        action_dim: columns of an action.
-    """
+    """Ring buffer of the last states, actions and controls of every environment."""
 
     def __init__(self, cfg: NanGuardCfg, backend: SimBackend, action_dim: int) -> None:
         self.parent = Path()
@@ -103,17 +96,7 @@ class NanGuard:
         field.rows[first] = True
 
     def dump(self, error: NonFiniteError, *, control_steps: int, nstep: int, seed: int) -> Path:
-        """Write the last states of the rows that the error names; physics is left unchanged.
-
-        Args:
-            error: the error to explain.
-            control_steps: control steps so far.
-            nstep: physics substeps of a control step.
-            seed: seed of the environment's random generator.
-
-        Returns:
-            The file.
-        """
+        """Write the last states of the rows that the error names, and return the file."""
         rows = error.rows[: self._cfg.max_envs_to_dump]
         kept = min(self._recorded, self._cfg.buffer_size)
         order = [i % self._cfg.buffer_size for i in range(self._recorded - kept, self._recorded)]
@@ -141,24 +124,18 @@ class NanGuard:
         suffixes = (f"_{number}" if number > 1 else "" for number in count(1))
         paths = (folder / f"nan_dump_{control_steps}{suffix}.pt" for suffix in suffixes)
         path = next(path for path in paths if not path.exists())
-        partial = path.with_suffix(".tmp")
-        try:
-            torch.save(content, partial)
-            os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
+        torch.save(content, path)
         return path
 
     @contextmanager
     def _last_models(self) -> Iterator[None]:
         """Restore the models of the last step inside the block."""
-        fields = list(self._overwritten.values())
-        for field in fields:
+        for field in self._overwritten.values():
             field.swap(self._backend)
         try:
             yield
         finally:
-            for field in fields:
+            for field in self._overwritten.values():
                 field.swap(self._backend)
 
     def _fields(self) -> dict[str, list[int]]:
@@ -195,12 +172,7 @@ class DumpReplay:
 
 
 def replay_dump(path: str | Path, backend: type[SimBackend] = MujocoBackend) -> DumpReplay:
-    """Repeat the last control step of every row of a dump.
-
-    Args:
-        path: the file.
-        backend: the backend that wrote it.
-    """
+    """Repeat the last control step of every row of a dump that ``backend`` wrote."""
     dump = load_dump(path)
     if dump["backend"] != backend.__name__:
         raise ConfigError(
@@ -210,8 +182,6 @@ def replay_dump(path: str | Path, backend: type[SimBackend] = MujocoBackend) -> 
     lines = [
         f"after {dump['control_steps']} control steps with seed {dump['seed']}: {dump['message']}"
     ]
-    if not dump["rows"]:
-        lines.append("the error names no environments: there is nothing to replay")
     same = True
     for i, row in enumerate(dump["rows"]):
         try:
@@ -246,7 +216,7 @@ def _replay_row(dump: dict[str, Any], i: int, backend: type[SimBackend]) -> tupl
 
 
 def _largest(state: Tensor, fields: dict[str, list[int]]) -> str:
-    """The largest value of a state with its field and column; time does not count."""
+    """The largest value of a state but its time, with field and column."""
     named = {
         at: f"{name}[{at - start}]"
         for name, (start, stop) in fields.items()
@@ -264,4 +234,4 @@ def _finite(value: Tensor) -> str:
 
 def _same(one: Tensor, other: Tensor) -> bool:
     """Whether two states are equal, NaN for NaN."""
-    return one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())
+    return torch.allclose(one, other, rtol=0.0, atol=0.0, equal_nan=True)

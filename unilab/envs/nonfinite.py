@@ -23,25 +23,14 @@ def is_within(value: Tensor, limit: float) -> bool:
     return not value.numel() or bool(value.abs().amax() <= limit)
 
 
-def bad_rows(value: Tensor, shown: int = 8, limit: float | None = None) -> list[int]:
-    """The first rows with an element that is not finite.
-
-    Args:
-        value: ``[num_envs, ...]``.
-        shown: how many rows at most.
-        limit: also count elements larger than this; None: any finite size is fine.
-    """
+def bad_rows(value: Tensor, limit: float | None = None) -> list[int]:
+    """The first 8 rows with an element that is not finite or, with a limit, larger than it."""
     bad = ~torch.isfinite(value) if limit is None else ~(value.abs() <= limit)
-    return bad.reshape(len(value), -1).any(1).nonzero().flatten()[:shown].tolist()
+    return bad.reshape(len(value), -1).any(1).nonzero().flatten()[:8].tolist()
 
 
 def non_finite(what: str, bad: Mapping[str, Sequence[int]]) -> NonFiniteError:
-    """The error for values that are not finite.
-
-    Args:
-        what: start of the message, such as "reward terms are not finite".
-        bad: first bad rows by name of the term or field.
-    """
+    """The error that starts with ``what``, for the bad rows by name of their term or field."""
     rows = [row for found in bad.values() for row in found]
     return NonFiniteError(f"{what}, first rows by name: {dict(bad)}", rows)
 
@@ -49,14 +38,7 @@ def non_finite(what: str, bad: Mapping[str, Sequence[int]]) -> NonFiniteError:
 def require_finite(
     what: str, names: Sequence[str], values: Tensor, *, limit: float | None = None
 ) -> None:
-    """Refuse values of several terms if one is not finite, by one reduction over all of them.
-
-    Args:
-        what: start of the message.
-        names: the terms.
-        values: ``[len(names), num_envs]``.
-        limit: largest allowed size; None: any finite size is fine.
-    """
+    """Refuse values ``[len(names), num_envs]`` if one is not finite or larger than the limit."""
     if is_finite(values) if limit is None else is_within(values, limit):
         return
     bad = {

@@ -1,4 +1,4 @@
-"""Quaternion functions, scalar first (w, x, y, z), as MuJoCo stores them."""
+"""Functions of unit quaternions ``[N, 4]``, frame to world, scalar first as in MuJoCo."""
 
 from __future__ import annotations
 
@@ -9,29 +9,14 @@ from torch import Tensor
 
 
 def rotate_inverse(quat: Tensor, vec: Tensor) -> Tensor:
-    """Rotate a world-frame vector into the frame of ``quat``.
-
-    Args:
-        quat: ``[N, 4]`` unit quaternions, frame to world.
-        vec: ``[N, 3]``.
-
-    Returns:
-        ``[N, 3]``.
-    """
+    """Rotate world-frame vectors ``[N, 3]`` into the frame of ``quat``."""
     w, u = quat[:, :1], quat[:, 1:]
     t = torch.linalg.cross(u, vec).mul_(2.0)
     return torch.addcmul(vec, w, t, value=-1.0) + torch.linalg.cross(u, t)
 
 
 def gravity_direction(quat: Tensor) -> Tensor:
-    """Unit vector of gravity in the frame of ``quat``.
-
-    Args:
-        quat: ``[N, 4]`` unit quaternions, frame to world.
-
-    Returns:
-        ``[N, 3]``: (0, 0, -1) when upright.
-    """
+    """Unit vector of gravity in the frame of ``quat``: (0, 0, -1) when upright."""
     # Minus the third row of the rotation matrix: (0, 0, 1) - 2 z (x, y, z) - 2 w (-y, x, w).
     # Operations on whole tensors, because this runs in every step.
     device = quat.device
@@ -43,27 +28,13 @@ def gravity_direction(quat: Tensor) -> Tensor:
 
 
 def heading(quat: Tensor) -> Tensor:
-    """Yaw of the frame's x axis.
-
-    Args:
-        quat: ``[N, 4]`` unit quaternions, frame to world.
-
-    Returns:
-        ``[N]`` rad, from the world's x axis to the left, in [-pi, pi].
-    """
+    """Yaw of the frame's x axis, ``[N]`` rad to the left of the world's, in [-pi, pi]."""
     w, x, y, z = quat.unbind(1)
     return torch.atan2(2.0 * (w * z + x * y), 1.0 - 2.0 * (y * y + z * z))
 
 
 def from_euler(roll: Tensor, pitch: Tensor, yaw: Tensor) -> Tensor:
-    """Rotation by roll, then pitch, then yaw about the fixed axes.
-
-    Args:
-        roll, pitch, yaw: ``[N]`` rad.
-
-    Returns:
-        ``[N, 4]``.
-    """
+    """Rotation by roll, then pitch, then yaw (``[N]`` rad) about the fixed axes."""
     half = 0.5 * torch.stack((roll, pitch, yaw))
     (cr, cp, cy), (sr, sp, sy) = half.cos(), half.sin()
     w = cy * cp * cr + sy * sp * sr
@@ -74,14 +45,7 @@ def from_euler(roll: Tensor, pitch: Tensor, yaw: Tensor) -> Tensor:
 
 
 def multiply(a: Tensor, b: Tensor) -> Tensor:
-    """Product of rotations: first ``b``, then ``a``.
-
-    Args:
-        a, b: ``[N, 4]``.
-
-    Returns:
-        ``[N, 4]``.
-    """
+    """Product of rotations: first ``b``, then ``a``."""
     # ab is component a of the first factor times component b of the second.
     products = a.unsqueeze(-1) * b.unsqueeze(-2)
     ww, wx, wy, wz, xw, xx, xy, xz, yw, yx, yy, yz, zw, zx, zy, zz = products.flatten(-2).unbind(-1)

@@ -16,8 +16,8 @@ from torchrl.data import Bounded, Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase
 
 from unilab.checks import to_device, to_num_envs, to_seed
-from unilab.envs.nonfinite import bad_rows, is_finite
-from unilab.errors import CapabilityError, ConfigError, EnvFaultedError, NonFiniteError
+from unilab.envs.nonfinite import bad_rows, is_finite, non_finite
+from unilab.errors import CapabilityError, ConfigError, EnvFaultedError
 
 FLAGS = ("done", "terminated", "truncated")
 TRAINING_STATE_VERSION = 1
@@ -29,8 +29,7 @@ class _OneThread(AbstractContextManager[None]):
     """PyTorch on one CPU thread, for batches too small for more.
 
     MKL's vector functions (exp, sin, ...) start threads for far smaller tensors than PyTorch does.
-    On cores that physics, a learner or a neighbour also uses, waiting for such a thread costs
-    up to a scheduler's time slice, thousands of times the work.
+    On busy cores the wait for such a thread costs thousands of times the work.
     """
 
     _outside = 1
@@ -45,10 +44,7 @@ class _OneThread(AbstractContextManager[None]):
 
 @dataclass
 class _State:
-    """Mutable state of an environment, besides its tensors.
-
-    A separate object, because writing to an attribute of an ``EnvBase``, an ``nn.Module``, is slow.
-    """
+    """Mutable state; a separate object, as writing an attribute of an ``EnvBase`` is slow."""
 
     control_steps: int = 0
     observation: dict[str, Tensor] = field(default_factory=dict)
@@ -67,18 +63,17 @@ class _State:
 class TorchEnv(EnvBase):
     """A batch of environments as a TorchRL ``EnvBase`` of batch size ``[num_envs]``.
 
-    A step validates the action, advances the physics of all environments, evaluates the new state
-    and returns it under ``"next"``. Rows that are done keep their terminal, pre-reset observation
-    there; TorchRL's ``step_and_maybe_reset`` then resets those rows only and puts their first
-    observation at the root. A reset is one transaction: the whole payload is built and checked,
-    then written once. A failure before the write leaves the environment as it was; a failure after
-    it, or in a step once physics has begun, marks the environment as faulted: every later call
-    raises :class:`~unilab.errors.EnvFaultedError`.
+    ``("next", ...)`` of a done row holds its terminal, pre-reset observation. TorchRL's
+    ``step_and_maybe_reset`` then resets those rows only and puts their first observation at the
+    root. A reset is one transaction: the whole payload is built and checked, then written once. A
+    failure before the write leaves the environment as it was; a failure after it, or in a step once
+    physics has begun, marks the environment as faulted: every later call raises
+    :class:`~unilab.errors.EnvFaultedError`.
 
     Args:
         num_envs: environments in the batch.
         device: where observations, rewards and terminations are computed.
-        seed: seed of the environment's own random generator, 0 to 2^32 - 1; None draws one.
+        seed: seed of ``generator``, 0 to 2^32 - 1; None draws one.
 
     Attributes:
         generator: the environment's random generator, the only source of its random numbers.
@@ -119,7 +114,6 @@ class TorchEnv(EnvBase):
         }
 
     def extra_repr(self) -> str:
-        """Batch size, widths of observations and actions, device."""
         widths = {**self.obs_groups_spec, "action": self._action_shape[-1]}
         shown = {"num_envs": self.num_envs, **widths, "device": self.device}
         return ", ".join(f"{name}={value}" for name, value in shown.items())
@@ -129,25 +123,19 @@ class TorchEnv(EnvBase):
         return repr(self)
 
     def set_output_dir(self, path: str) -> None:
-        """Choose the folder for files that the environment writes, if it writes any.
-
-        A training run gives its own folder.
-        """
+        """Choose the folder for files that the environment writes, such as NaN dumps."""
 
     def drain_metrics(self) -> dict[str, float]:
-        """Metrics since the last call; empty if there was no step.
+        """Milliseconds a control step since the last call; empty if there was no step.
 
-        Returns:
-            ``Perf/physics_ms`` (controls, physics and its packed read), ``Perf/managers_ms`` and
-            ``Perf/reset_ms``: milliseconds a control step.
+        ``Perf/physics_ms`` is controls, physics and its packed read, ``Perf/managers_ms`` the rest
+        of a step, ``Perf/reset_ms`` resets.
         """
         steps, seconds = self._state.timed_steps, self._state.seconds
         if not steps:
             return {}
         self._state.timed_steps, self._state.seconds = 0, dict.fromkeys(seconds, 0.0)
         return {f"Perf/{name}_ms": 1e3 * spent / steps for name, spent in seconds.items()}
-
-    # Hooks of a subclass -----------------------------------------------------------------------
 
     @property
     @abstractmethod
@@ -196,16 +184,9 @@ class TorchEnv(EnvBase):
     def _on_fault(self, error: BaseException) -> None:
         """Save diagnostics before the environment is marked as faulted."""
 
-    # The lifecycle ------------------------------------------------------------------------------
-
     def _make_specs(self, action_dim: int) -> None:
         """Publish TorchRL's specs; call at the end of construction."""
-        groups = self.obs_groups_spec
-        if not {"obs"} <= set(groups) <= {"obs", "critic"}:
-            raise ConfigError(
-                f"observation groups must be 'obs' and, optionally, 'critic', got {sorted(groups)}"
-            )
-        n, device = self.num_envs, self.device
+        groups, n, device = self.obs_groups_spec, self.num_envs, self.device
         self._action_shape = torch.Size((n, action_dim))
         small = device.type == "cpu" and n * max(action_dim, *groups.values()) < _PARALLEL_GRAIN
         self._threads: AbstractContextManager[None] = _OneThread() if small else nullcontext()
@@ -217,11 +198,7 @@ class TorchEnv(EnvBase):
         self.action_spec = Bounded(-1.0, 1.0, (n, action_dim), device=device)
         self.reward_spec = Unbounded((n, 1), device=device)
         flag = Categorical(2, shape=(n, 1), dtype=torch.bool, device=device)
-        self.done_spec = Composite(
-            {k: flag.clone() for k in FLAGS},
-            shape=(n,),
-            device=device,
-        )
+        self.done_spec = Composite({k: flag.clone() for k in FLAGS}, shape=(n,), device=device)
 
     @torch.inference_mode(False)  # tensors that are kept must outlive the caller's inference mode
     @torch.no_grad()
@@ -273,23 +250,17 @@ class TorchEnv(EnvBase):
             tensordict: with a ``"_reset"`` mask ``[num_envs, 1]`` to reset part of the batch.
             env_ids: ``[n]`` integers, in place of the mask.
             **kwargs: as TorchRL's.
-
-        Returns:
-            Every environment's observation and flags.
         """
         if env_ids is None:
             return super().reset(tensordict, **kwargs)
         if tensordict is None:
             current = {k: v.clone() for k, v in self.obs_buf.items()} | self._flags()
             tensordict = TensorDict(current, self.batch_size, device=self.device)
-        elif "_reset" in tensordict:
-            raise ConfigError("reset takes env_ids or a '_reset' mask, got both")
         mask = torch.zeros(self.num_envs, 1, dtype=torch.bool, device=self.device)
         mask.index_fill_(0, self._checked_rows(env_ids), True)
         return super().reset(tensordict.copy().set("_reset", mask), **kwargs)
 
     def _reset(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
-        """Begin episodes in the rows of ``_reset``, or in all."""
         self._check_usable()
         mask, rows = None if tensordict is None else tensordict.get("_reset", None), self._all_rows
         if mask is not None:
@@ -311,12 +282,7 @@ class TorchEnv(EnvBase):
     @torch.inference_mode(False)
     @torch.no_grad()
     def _begin_episodes(self, rows: Tensor) -> dict[str, Tensor]:
-        """Reset some rows as one transaction.
-
-        Returns:
-            Every row's observation (the last one where it was not reset) and three flags that are
-            False.
-        """
+        """Reset some rows as one transaction; return every row's observation and cleared flags."""
         began = time.perf_counter()
         whole = rows.shape[0] == self.num_envs
         with self._threads:
@@ -418,7 +384,7 @@ class TorchEnv(EnvBase):
         return {"version": TRAINING_STATE_VERSION, "control_steps": self._state.control_steps}
 
     def import_training_state(self, state: Mapping[str, int]) -> None:
-        """Continue from the environment's part of a checkpoint."""
+        """Continue from :meth:`export_training_state`."""
         version, steps = state.get("version"), state.get("control_steps")
         if version != TRAINING_STATE_VERSION:
             raise ConfigError(
@@ -429,21 +395,16 @@ class TorchEnv(EnvBase):
             raise ConfigError(f"control_steps must be a non-negative integer, got {steps!r}")
         self._state.control_steps = steps
 
-    # Checks and state ---------------------------------------------------------------------------
-
     def _checked_action(self, tensordict: TensorDictBase) -> Tensor:
         """The action of a step that advances every environment."""
         mask = tensordict.get("_step", None)
         if mask is not None and not mask.all():
             rows = (~mask).flatten().nonzero().flatten()[:8].tolist()
             raise CapabilityError(
-                f"'_step' must be true for every environment, got False for {rows}: physics "
-                "advances all together; roll out with break_when_any_done=True, or with "
-                "break_when_any_done=False and break_when_all_done=False, which resets on the way"
+                f"'_step' must be true for every environment, got False for {rows}: instead of "
+                "break_when_all_done=True, use env.rollout(n, break_when_any_done=False)"
             )
-        action = tensordict.get("action", None)
-        if action is None:
-            raise ConfigError("step needs an 'action': set one, or call env.rand_action(td)")
+        action = tensordict["action"]
         wanted = (torch.float32, self._action_shape, self.device)
         if (action.dtype, action.shape, action.device) != wanted:
             raise ConfigError(
@@ -451,10 +412,8 @@ class TorchEnv(EnvBase):
                 f"{action.dtype} of shape {tuple(action.shape)} on {action.device}"
             )
         if not is_finite(action):
-            rows = bad_rows(action)
-            raise NonFiniteError(
-                f"action is not finite (first rows: {rows}): look for a diverged policy", rows
-            )
+            bad = {"action": bad_rows(action)}
+            raise non_finite("actions are not finite: look for a diverged policy", bad)
         return action
 
     def _checked_rows(self, env_ids: Tensor) -> Tensor:
@@ -488,7 +447,6 @@ class TorchEnv(EnvBase):
             raise EnvFaultedError("the environment is closed: make a new one")
 
     def _set_fault(self, error: BaseException, what: str) -> NoReturn:
-        """Mark the environment as faulted and raise."""
         self._state.fault = error
         self._state.fault_at = f"in a {what} after {self._state.control_steps} control steps"
         error.add_note(f"The environment failed {self._state.fault_at} and can no longer be used.")

@@ -60,13 +60,8 @@ class DelaySpec:
 class DelayBuffer:
     """Ring of the last values of every environment, read with a lag and a history.
 
-    The first value of an episode stands for all earlier ones. Each frame of a history keeps the lag
-    of its own step, so that a history repeats what was shown in the steps before.
-
-    Args:
-        blocks: the value's columns, block by block.
-        num_envs: environments in the batch.
-        generator: random generator of the lags.
+    The first value of an episode stands for all earlier ones. A history repeats what was shown in
+    the steps before: each of its frames keeps the lag of its own step.
     """
 
     def __init__(
@@ -99,7 +94,7 @@ class DelayBuffer:
             for period, d in zip(periods, delays, strict=True)
         )
         self._changes = torch.tensor([period is not None for period in periods], device=device)
-        self._period = torch.tensor([max(1, period or 1) for period in periods], device=device)
+        self._period = torch.tensor([period or 1 for period in periods], device=device)
         self._hold = torch.tensor([d.delay_hold_prob for d in delays], device=device)
         self._left = torch.zeros(num_envs, len(blocks), dtype=torch.int64, device=device)
         frames = max(block.frames for block in blocks)
@@ -107,14 +102,7 @@ class DelayBuffer:
         self._lags = self._left.unsqueeze(1).repeat(1, frames, 1)
 
     def push(self, value: Tensor) -> Tensor:
-        """Add the values of a step.
-
-        Args:
-            value: ``[num_envs, width]``.
-
-        Returns:
-            ``[num_envs, shown]``.
-        """
+        """Add the values ``[num_envs, width]`` of a step; return what is shown of them."""
         self._kept = torch.cat((self._kept[:, 1:], value.unsqueeze(1)), dim=1)
         if self._redraws:
             self._redraw()
@@ -122,15 +110,7 @@ class DelayBuffer:
         return self._kept.flatten(1).gather(1, self._places)
 
     def begin(self, rows: Tensor, value: Tensor) -> Tensor:
-        """Begin the episodes of some environments: draw their lags and fill their memory.
-
-        Args:
-            rows: ``[n]``.
-            value: ``[n, width]``, their first values.
-
-        Returns:
-            ``[n, shown]``.
-        """
+        """Begin episodes in some rows with their first values ``[n, width]``, under new lags."""
         n = rows.shape[0]
         lag = self._least.expand(n, -1)
         if self._varies:
@@ -145,7 +125,6 @@ class DelayBuffer:
         return kept.flatten(1).gather(1, places)
 
     def _redraw(self) -> None:
-        """Draw the lags of a step where their period is over."""
         n = self._lags.shape[0]
         self._left -= 1
         due = self._left <= 0
@@ -157,5 +136,5 @@ class DelayBuffer:
 
     def _rand(self, n: int) -> Tensor:
         """``[n, blocks]`` in [0, 1)."""
-        device = self._generator.device
-        return torch.rand(n, len(self._least), generator=self._generator, device=device)
+        generator = self._generator
+        return torch.rand(n, len(self._least), generator=generator, device=generator.device)

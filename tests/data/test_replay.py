@@ -78,14 +78,6 @@ def test_optional_entries_are_stored_where_the_data_has_them():
     assert "is_init" in buffer.sample()
 
 
-def test_data_with_time_is_flattened_to_rows():
-    flat, shaped = (make_replay_buffer(100, batch_size=4) for _ in range(2))
-    flat.extend(ticks(2, 3).reshape(-1))
-    shaped.extend(ticks(2, 3))
-    assert len(flat) == len(shaped) == 6
-    assert torch.equal(flat[:]["obs"], shaped[:]["obs"])
-
-
 def test_the_oldest_rows_are_overwritten():
     buffer = make_replay_buffer(4, batch_size=4)
     buffer.extend(ticks(1, 3).reshape(-1))
@@ -204,20 +196,6 @@ def test_an_entry_that_appears_or_vanishes_is_refused(appears):
     assert len(buffer) == 12
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.float32])
-def test_n_step_reads_flags_of_any_type(dtype):
-    data = ticks(2, 6, terminated=[(0, 2)], truncated=[(1, 3)])
-    numbers = data.clone()
-    for key in ("done", "terminated", "truncated"):
-        numbers["next", key] = data["next", key].to(dtype)
-    buffers = []
-    for given in (data, numbers):
-        buffers.append(make_replay_buffer(100, batch_size=4, n_step=3, gamma=GAMMA))
-        buffers[-1].extend(given)
-    for key in (("next", "reward"), ("next", "obs"), "steps_to_next_obs"):
-        assert torch.equal(buffers[1][:][key], buffers[0][:][key])
-
-
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -252,10 +230,3 @@ def test_rows_are_the_same_for_every_kind_of_index(index):
     if isinstance(index, torch.Tensor):
         picked.zero_()  # a copy
         assert (buffer.storage.get(slice(None)).exclude("index") == kept).all()
-
-
-def test_a_row_that_was_not_written_is_an_index_error():
-    buffer = make_replay_buffer(1000, 8)
-    buffer.extend(ticks(4, 10).reshape(-1))
-    with pytest.raises(IndexError):
-        buffer.storage.get(torch.tensor([40]))

@@ -54,15 +54,6 @@ def test_scale_matches_the_reference_for_any_batching_of_ticks(data, num_envs, t
     assert rewards.state_dict()["mean"].item() == pytest.approx(reference.mean, abs=1e-9)
 
 
-def test_one_tick_may_come_without_a_time_dimension():
-    data = random_transitions(3, 4)
-    whole, ticks = RewardNormalizer(GAMMA), RewardNormalizer(GAMMA)
-    whole.update(data)
-    for tick in range(4):
-        ticks.update(data[:, tick])
-    assert torch.equal(whole.scale, ticks.scale)
-
-
 def test_rewards_are_divided_in_a_copy():
     data = random_transitions(3, 5)
     data["next", "reward"] = data["next", "reward"].float()
@@ -74,17 +65,6 @@ def test_rewards_are_divided_in_a_copy():
     torch.testing.assert_close(out["next", "reward"], raw / rewards.scale.float())
     assert torch.equal(data["next", "reward"], raw)
     assert torch.equal(out["next", "done"], data["next", "done"])
-
-
-def test_constant_returns_are_held_inside_the_support():
-    """Without spread, the largest return decides: it lands on the support's end."""
-    rewards = RewardNormalizer(0.5, v_max=5.0)
-    rewards.update(transitions(np.full((64, 40), 10.0), *(np.zeros((64, 40), dtype=bool),) * 2))
-    assert rewards.scale.item() == pytest.approx(20.0 / 5.0, rel=1e-6)
-
-
-def test_scale_is_one_before_the_first_update():
-    assert RewardNormalizer(GAMMA).scale.item() == pytest.approx(1.0)
 
 
 def test_state_round_trip_continues_exactly(tmp_path):
@@ -129,6 +109,20 @@ def test_a_run_may_resume_with_another_number_of_environments():
         after.update(random_transitions(3, 1))
 
 
+def test_ticks_without_time_and_flags_and_rewards_of_any_type_give_the_same_scale():
+    data = random_transitions(3, 4)
+    data["next", "reward"] = data["next", "reward"].round()
+    whole, ticks = RewardNormalizer(GAMMA), RewardNormalizer(GAMMA)
+    whole.update(data)
+    numbers = data.clone()
+    for key in ("reward", "done"):
+        numbers["next", key] = data["next", key].long()
+    for tick in range(4):
+        ticks.update(numbers[:, tick])
+    assert torch.equal(whole.scale, ticks.scale)
+    assert ticks.normalize(numbers)["next", "reward"].dtype == torch.float32
+
+
 @pytest.mark.parametrize("batch_size", [[], [2, 3, 4]])
 def test_other_batch_shapes_are_refused(batch_size):
     data = TensorDict(
@@ -139,39 +133,7 @@ def test_other_batch_shapes_are_refused(batch_size):
         RewardNormalizer(GAMMA).update(data)
 
 
-@pytest.mark.parametrize("key", ["reward", "done"])
-def test_data_without_an_entry_is_refused(key):
-    with pytest.raises(KeyError, match=key):
-        RewardNormalizer(GAMMA).update(random_transitions(3, 5).exclude(("next", key)))
-
-
 @pytest.mark.parametrize(("name", "value"), [("gamma", 0.0), ("gamma", 1.01), ("v_max", 0.0)])
 def test_a_setting_out_of_range_is_refused(name, value):
     with pytest.raises(ConfigError, match=name):
         RewardNormalizer(**{"gamma": 0.9, name: value})
-
-
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.float32])
-def test_flags_and_rewards_may_be_of_any_type(dtype):
-    data = TensorDict(
-        {
-            ("next", "reward"): torch.arange(12.0).reshape(4, 3, 1),
-            ("next", "done"): (torch.arange(12) % 5 == 0).reshape(4, 3, 1),
-        },
-        [4, 3],
-    )
-    numbers = TensorDict(
-        {
-            ("next", "reward"): data["next", "reward"].long(),
-            ("next", "done"): data["next", "done"].to(dtype),
-        },
-        [4, 3],
-    )
-    one, other = RewardNormalizer(0.9), RewardNormalizer(0.9)
-    for _ in range(3):
-        one.update(data)
-        other.update(numbers)
-    assert torch.equal(one.scale, other.scale)
-    assert torch.equal(
-        one.normalize(data)["next", "reward"], other.normalize(numbers)["next", "reward"]
-    )

@@ -160,13 +160,12 @@ class Broken(PlainActor):
         self.__dict__.update(changes)
 
 
-def forwards(change, *, training: bool | None = None):
-    """A forward pass with changed output, of both kinds or of one."""
+def forwards(change):
+    """An actor with another output of its forward pass."""
 
     class Forwards(Broken):
-        def forward(self, obs: Tensor, training: bool, only=training) -> object:
-            out = super().forward(obs, training)
-            return change(*out) if only in (None, training) else out
+        def forward(self, obs: Tensor, training: bool) -> object:
+            return change(*super().forward(obs, training))
 
     return Forwards()
 
@@ -230,15 +229,6 @@ def lazy():
     return actor
 
 
-def std(*values: float):
-    return lambda: Broken(
-        get_mean_and_std=lambda obs, training=False: (
-            torch.zeros(4, 2),
-            torch.tensor([values]).repeat(4, 1),
-        )
-    )
-
-
 BREACHES = {
     "no module": (object, "C6 members.*Module"),
     "no method": (lambda: Broken(explore=None), "C6 members.*explore"),
@@ -246,7 +236,7 @@ BREACHES = {
     "lazy": (lazy, r"C6 parameters.*more\.weight"),
     "meta": (lambda: Broken().to("meta"), r"C6 parameters.*mean\.weight"),
     "no transform": (lambda: Broken(action_transform_id=""), "C6 action_transform_id.*''"),
-    "other precision": (lambda: Broken().double(), r"C6 forward.*RuntimeError"),
+    "raises": (lambda: Broken().double(), r"C6 forward.*RuntimeError"),
     "actions alone": (lambda: forwards(lambda a, i: a), r"C6 forward\(obs, training=True\)"),
     "actions too wide": (lambda: forwards(lambda a, i: (a.repeat(1, 2), i)), r"actions.*\[4, 4\]"),
     "actions NaN": (lambda: forwards(lambda a, i: (a * math.nan, i)), "actions must be finite"),
@@ -257,10 +247,6 @@ BREACHES = {
         lambda: forwards(lambda a, i: (a, {"log_prob": i["log_prob"].detach()})),
         "gradient.*log_prob",
     ),
-    "evaluation: log_prob flat": (
-        lambda: forwards(lambda a, i: (a, {"log_prob": i["log_prob"][:, 0]}), training=False),
-        r"C6 forward\(obs, training=False\).*log_prob",
-    ),
     "aux None": (lambda: info(aux_losses=None), "C6 aux_losses.*None"),
     "aux rows": (lambda: info(aux_losses={"a": torch.zeros(4)}), r"C6 aux_losses.*'a'.*\[4\]"),
     "aux NaN": (lambda: info(aux_losses={"a": torch.tensor(math.nan)}), "'a' is nan"),
@@ -270,7 +256,12 @@ BREACHES = {
     ),
     "aux name": (lambda: info(aux_losses={"a/b": torch.tensor(1.0)}), "C6 aux_losses.*'a/b'"),
     "mean alone": (lambda: Broken(get_mean_and_std=lambda obs: obs), r"C6 get_mean_and_std"),
-    "std of zero in one joint": (std(1.0, 0.0), "C6 get_mean_and_std.*std"),
+    "std of zero in one joint": (
+        lambda: Broken(
+            get_mean_and_std=lambda obs: (torch.zeros(4, 2), torch.tensor([[1.0, 0.0]] * 4))
+        ),
+        "C6 get_mean_and_std.*std",
+    ),
     "explore": (
         lambda: Broken(explore=lambda obs, dones=None, deterministic=False: obs),
         r"C6 explore.*actions.*\[4, 3\]",
@@ -283,16 +274,16 @@ BREACHES = {
         lambda: Broken(as_export_module=lambda: nn.Identity()),
         r"C6 as_export_module\(\)\(obs\).*\[4, 3\]",
     ),
+    "export function": (
+        lambda: Broken(as_export_module=lambda: torch.tanh),
+        r"C6 as_export_module\(\).*Module",
+    ),
     "normalize": (
         lambda: Broken(normalize_parameters=lambda: 1 / 0),
         "C6 normalize_parameters.*ZeroDivisionError",
     ),
     "parameters replaced": (NewWeights, "C9 one instance.*normalize_parameters"),
     "state": (Remembers, "C24 state_dict.*_extra_state"),
-    "another mean is exported": (
-        lambda: Broken(as_export_module=lambda: nn.Linear(OBS, ACTION)),
-        "C7 deterministic exploration equals export",
-    ),
     "slightly another mean": (SlightlyOff, "C7 .* 0.0003"),
     "another transform of 0": (StartsAtZero, "C7 .*after its weights changed"),
     "first weights are exported": (Snapshot, "C7 .*after its weights changed"),
@@ -311,13 +302,6 @@ def test_c06_build_actor_validates():
         build(weight=1e39)  # beyond float32
 
 
-class Slotted:
-    __slots__ = ("t",)
-
-    def __init__(self) -> None:
-        self.t = torch.zeros(2)
-
-
 class Messy(PlainActor):
     """Changes whatever there is to change, in every call."""
 
@@ -326,13 +310,8 @@ class Messy(PlainActor):
         self.raw_std.bias.requires_grad_(False)
         self.raw_std.eval()
         self.mean.weight.grad = torch.ones_like(self.mean.weight)
-        self.slotted = Slotted()
         self.array = np.zeros(3)
-        self.modern = np.random.default_rng(0)
-        self.python = random.Random(0)
-        self.known = {1}
         self.pair = (torch.zeros(2), 1)
-        self.rows = torch.zeros(0, 2)
 
     def forward(self, obs: Tensor, training: bool) -> tuple[Tensor, dict]:
         out = super().forward(obs, training)
@@ -341,13 +320,8 @@ class Messy(PlainActor):
             self.scale.mul_(2.0)
         self.raw_std.bias.requires_grad_(True)
         self.eval()
-        self.slotted.t += 1
         self.array += 1
-        self.modern.random()
-        self.python.random()
-        self.known.add(2)
         self.pair[0].add_(1)
-        self.rows.resize_(len(obs), 2).normal_()
         self.appeared = True
         np.random.rand()  # noqa: NPY002
         random.random()
@@ -386,23 +360,3 @@ def test_c08_an_actor_that_cannot_be_copied_is_refused():
     actor.lock = threading.Lock()
     with pytest.raises(ActorContractError, match=r"PlainActor must be copyable.*lock"):
         validate_actor(actor, obs_dim=OBS, action_dim=ACTION)
-
-
-def test_c08_the_built_in_actor_explores_as_if_never_validated():
-    actions = []
-    for validated in (False, True):
-        torch.manual_seed(0)
-        actor = FlashSACActor(OBS, ACTION, 8, 1)
-        actor.explore(torch.ones(6, OBS))
-        if validated:
-            validate_actor(actor, obs_dim=OBS, action_dim=ACTION)
-        actions.append(torch.stack([actor.explore(torch.ones(6, OBS)) for _ in range(10)]))
-    assert torch.equal(*actions)
-
-
-def test_c06_validation_runs_in_the_default_precision():
-    torch.set_default_dtype(torch.float64)
-    try:
-        validate_actor(PlainActor(OBS, ACTION), obs_dim=OBS, action_dim=ACTION)
-    finally:
-        torch.set_default_dtype(torch.float32)

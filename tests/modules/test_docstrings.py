@@ -15,12 +15,13 @@ import torch
         "unilab.data.replay",
         "unilab.data.reward_normalizer",
         "unilab.modules.actor",
+        "unilab.modules.actor_spec",
         "unilab.modules.critic",
+        "unilab.modules.log_prob_check",
         "unilab.modules.policy",
         "unilab.objectives.flashsac",
         "unilab.trainers.async_runner",
         "unilab.trainers.learner",
-        "unilab.trainers.runner",
     ],
 )
 def test_examples_run(module):

@@ -47,16 +47,6 @@ def test_batch_norm_normalises_and_moves_statistics_as_the_reference(num_members
             np.testing.assert_allclose(member(after, num_members, i)[name], expected, rtol=1e-12)
 
 
-def test_batch_norm_follows_its_argument_and_not_the_module_mode():
-    layer, x = UnitBatchNorm(3), torch.randn(6, 3) + 5
-    layer.eval()
-    assert layer(x, training=True).mean().abs() < 1e-5
-    layer.train()
-    before = layer.running_mean.clone()
-    assert layer(x, training=False).mean() > 1
-    torch.testing.assert_close(layer.running_mean, before, rtol=0, atol=0)
-
-
 @pytest.mark.parametrize("num_members", MEMBERS)
 @pytest.mark.parametrize(("in_features", "out_features"), [(6, 4), (4, 6)])
 def test_linear_starts_orthogonal_with_unit_rows_and_no_bias(

@@ -42,16 +42,11 @@ def test_c16_c17_the_built_in_actor_obeys_the_change_of_variables_in_any_range(b
     assert_log_prob_consistent(actor, squash(low.double(), high.double()), rows=32)
 
 
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize(
-    ("low", "high"),
-    [([-0.5, -1.0, -2.0], [0.7, 1.0, 0.1]), ([-1.05, -2.72, -1.57], [1.05, -0.84, 3.49])],
-)
-def test_c16_c17_ends_that_float32_cannot_hold_are_consistent(low, high, seed):
-    torch.manual_seed(seed)
-    actor = FlashSACActor(7, 3, action_low=low, action_high=high)
-    ends = (torch.tensor(end, dtype=torch.float64) for end in (low, high))
-    assert_log_prob_consistent(actor, squash(*ends))
+def test_c16_c17_ends_that_float32_cannot_hold_are_consistent():
+    torch.manual_seed(0)
+    ends = [-1.05, -2.72, -1.57], [1.05, -0.84, 3.49]
+    actor = FlashSACActor(7, 3, action_low=ends[0], action_high=ends[1])
+    assert_log_prob_consistent(actor, squash(*torch.tensor(ends, dtype=torch.float64)))
 
 
 @pytest.mark.parametrize("range_", [(-1.0, 1.0), (0.0, 3.0)])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from reference.pendulum import pendulum
 from reference.tiny import ACTION, OBS, tiny_actor
 from tensordict import TensorDict
 from torchrl.envs.utils import ExplorationType, set_exploration_type
@@ -32,31 +31,15 @@ def test_any_other_exploration_type_acts_with_the_transformed_mean(kind):
     assert torch.equal(actor._noise, noise)
 
 
-@pytest.mark.parametrize("key", ["is_init", "done"])
-def test_noise_is_redrawn_where_a_row_was_just_reset(key):
+@pytest.mark.parametrize("keys", [("is_init",), ("done",), ("is_init", "done")])
+def test_noise_is_redrawn_where_the_first_of_is_init_and_done_says_so(keys):
     actor = held(tiny_actor(), 6)
     before = actor._noise.clone()
     reset = torch.tensor([[True], [False]] * 3)
-    data = TensorDict({"obs": torch.zeros(6, OBS), key: reset}, [6])
+    flags = dict(zip(keys, (reset, ~reset), strict=False))
     with set_exploration_type(ExplorationType.RANDOM):
-        FlashSACPolicy(actor)(data)
+        FlashSACPolicy(actor)(TensorDict({"obs": torch.zeros(6, OBS), **flags}, [6]))
     assert torch.equal((actor._noise == before).all(-1), ~reset.squeeze(-1))
-
-
-def test_is_init_wins_over_done():
-    actor = held(tiny_actor(), 2)
-    before = actor._noise.clone()
-    data = TensorDict(
-        {
-            "obs": torch.zeros(2, OBS),
-            "is_init": torch.tensor([[True], [False]]),
-            "done": torch.tensor([[False], [True]]),
-        },
-        [2],
-    )
-    with set_exploration_type(ExplorationType.RANDOM):
-        FlashSACPolicy(actor)(data)
-    assert torch.equal((actor._noise == before).all(-1), torch.tensor([False, True]))
 
 
 @pytest.mark.parametrize("batch_size", [[], [4], [2, 3]])
@@ -71,11 +54,3 @@ def test_keys_are_those_it_was_given():
     assert policy.out_keys == [("agent", "u")]
     out = policy(TensorDict({"agent": {"state": torch.zeros(4, OBS)}}, [4]))
     assert out["agent", "u"].shape == (4, ACTION)
-
-
-def test_it_drives_a_torchrl_environment():
-    env = pendulum(num_envs=2)
-    actor = FlashSACActor(2, 1, hidden_dim=4, action_low=-2.0, action_high=2.0)
-    rollout = env.rollout(5, FlashSACPolicy(actor), break_when_any_done=False)
-    assert rollout["action"].shape == (2, 5, 1)
-    assert rollout["action"].abs().max() <= 2.0

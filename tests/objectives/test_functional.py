@@ -74,15 +74,6 @@ def test_atoms_on_every_bin_of_a_float32_support_stay_put(bins):
     torch.testing.assert_close(got, p, atol=2e-6, rtol=0)
 
 
-@pytest.mark.parametrize("end", [0, BINS - 1])
-def test_atoms_on_the_ends_of_the_support_give_all_mass_to_the_end_bins(end):
-    atoms = torch.full((1, BINS), SUPPORT[end], dtype=torch.float64)
-    p = torch.full((1, BINS), 1 / BINS, dtype=torch.float64)
-    got = F.project_distribution(atoms, p, t(SUPPORT))
-    assert got[0, end].item() == pytest.approx(1.0)
-    assert got[0].count_nonzero() == 1
-
-
 @given(
     reward=vector(4, -20, 20),
     terminated=arrays(np.bool_, 4),
@@ -101,14 +92,6 @@ def test_target_support_matches_the_reference(reward, terminated, log_prob, alph
 def test_a_terminal_reward_past_the_support_is_clipped_to_its_end(reward, end):
     atoms = F.target_support(t([reward]), t([True]), t([3.0]), t(SUPPORT).float(), 0.99)
     assert (atoms == SUPPORT[end]).all()
-
-
-def test_only_terminated_cuts_the_bootstrap():
-    atoms = F.target_support(
-        t([1.0, 1.0]), t([True, False]), t([0.5, 0.5]), t(SUPPORT).float(), 0.9
-    )
-    assert (atoms[0] == 1.0).all()
-    torch.testing.assert_close(atoms[1], (1 + 0.9 * (t(SUPPORT).float() + 0.5)).clamp(-5, 5))
 
 
 @given(logits=matrix(3, BINS, -30, 30), target=matrix(3, BINS, -8, 8))
@@ -165,14 +148,10 @@ def test_log_std_is_squashed_to_minus_ten_and_two(raw):
     assert got.max() <= 2
 
 
-@pytest.mark.parametrize("action_dim", [1, 12, 21])
-@pytest.mark.parametrize("sigma", [0.15, 1.0])
+@pytest.mark.parametrize(("action_dim", "sigma"), [(1, 1.0), (12, 0.15)])
 def test_target_entropy_is_the_entropy_of_independent_normals(action_dim, sigma):
     normal = torch.distributions.Normal(0.0, torch.full((action_dim,), sigma, dtype=torch.float64))
     assert F.target_entropy(action_dim, sigma) == pytest.approx(normal.entropy().sum().item())
-    assert F.target_entropy(action_dim, sigma) == pytest.approx(
-        ref.target_entropy(action_dim, sigma)
-    )
 
 
 @pytest.mark.parametrize("longest", [1, 5, 16])
@@ -187,10 +166,3 @@ def test_learning_rate_matches_the_reference(step, warmup_steps, decay_steps):
     shape = {"init": 1e-5, "peak": 3e-4, "end": 1.5e-4}
     kwargs = {**shape, "warmup_steps": warmup_steps, "decay_steps": decay_steps}
     assert F.learning_rate(step, **kwargs) == pytest.approx(ref.learning_rate(step, **kwargs))
-
-
-def test_learning_rate_starts_at_the_peak_without_warmup_and_stays_at_the_end_after_decay():
-    kwargs = {"init": 0.0, "peak": 3e-4, "end": 1.5e-4, "warmup_steps": 0, "decay_steps": 10}
-    assert F.learning_rate(0, **kwargs) == 3e-4
-    assert F.learning_rate(5, **kwargs) == pytest.approx(2.25e-4)
-    assert F.learning_rate(10, **kwargs) == F.learning_rate(10_000, **kwargs) == 1.5e-4

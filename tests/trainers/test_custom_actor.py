@@ -27,9 +27,9 @@ from unilab.trainers import Counters, FlashSACLearner, compilation
 PLAIN = "reference.actors:PlainActor"
 
 
-def plain(**kwargs: object) -> PlainActor:
+def plain(action_dim: int = 2, **kwargs: object) -> PlainActor:
     spec = FlashSACActorSpec(builder=PLAIN, kwargs=kwargs)
-    return build_actor(spec, obs_dim=3, action_dim=2)
+    return build_actor(spec, obs_dim=3, action_dim=action_dim)
 
 
 def learner(actor: nn.Module, **kwargs: object) -> FlashSACLearner:
@@ -72,24 +72,20 @@ def test_c11_auxiliary_gradients_reach_the_actor_through_its_optimizer():
     assert (moved[1].abs() > 0).all()
 
 
-def test_c11_the_gradient_hook_sees_the_auxiliary_gradients_before_the_step():
-    seen: dict[int, list[Tensor]] = {}
+def test_c11_each_optimizer_steps_with_what_the_gradient_hook_left():
+    seen: list[nn.Parameter] = []
 
-    def halve(params: list[nn.Parameter]) -> None:
-        seen[id(params[0])] = [p.grad.clone() for p in params]
+    def erase(params: list[nn.Parameter]) -> None:
+        seen.extend(params)
+        assert any(p.grad.abs().sum() > 0 for p in params)
         for p in params:
             p.grad *= 0.0
 
-    actor = plain(weight=100.0)
-    before = copy.deepcopy(actor.state_dict())
-    training = learner(actor, sync_gradients=halve)
-    loss = training.loss
+    training = learner(plain(), sync_gradients=erase)
+    before = copy.deepcopy(training.loss.actor.state_dict())
     training.update(tiny_batch())
-    firsts = [next(actor.parameters()), loss.log_alpha, next(loss.critic.parameters())]
-    assert set(seen) == {id(p) for p in firsts}
-    assert all(grad.abs().sum() > 0 for grad in seen[id(firsts[0])])
-    # What the hook left is what the step took: nothing.
-    assert all(torch.equal(v, before[k]) for k, v in actor.state_dict().items())
+    assert {id(p) for p in seen} == {id(p) for p in training.loss.parameters()}
+    assert all(torch.equal(v, before[k]) for k, v in training.loss.actor.state_dict().items())
 
 
 def test_c12_each_is_counted_once_in_a_sum_over_the_losses():
@@ -117,8 +113,7 @@ def test_c13_auxiliary_losses_are_logged_in_an_open_family(session):
         def close(self):
             pass
 
-    spec = FlashSACActorSpec(builder=PLAIN)
-    session(actor=build_actor(spec, obs_dim=3, action_dim=1)).train(20, logger=Log())
+    session(actor=plain(action_dim=1)).train(20, logger=Log())
     tags = {tag for tag in rows[-1] if "aux" in tag}
     assert tags == {"Loss/aux_shy", "Loss/aux_bold"}
     assert all(metric(tag) is FAMILIES["Loss/aux_"] for tag in tags)
@@ -139,16 +134,16 @@ def unchanged(training: FlashSACLearner, before: dict[str, Tensor]) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("names", "message"),
+    ("first", "names", "message"),
     [
-        (("a", "b", "c"), "appeared 'c' and vanished none"),
-        (("a", "d"), "appeared 'd' and vanished 'b'"),
-        ((), "appeared none and vanished 'a', 'b'"),
+        ((), ("late",), "appeared 'late' and vanished none"),
+        (("a", "b"), ("a", "d"), "appeared 'd' and vanished 'b'"),
     ],
 )
 @pytest.mark.parametrize("resumed", [False, True])
-def test_c14_the_names_of_the_first_update_stay(names, message, resumed):
+def test_c14_the_names_of_the_first_update_stay(first, names, message, resumed):
     actor = Shifty(3, 2)
+    actor.names = first
     training = learner(actor)
     for _ in range(2):
         training.update(tiny_batch())
@@ -161,16 +156,6 @@ def test_c14_the_names_of_the_first_update_stay(names, message, resumed):
     with pytest.raises(ActorContractError, match=f"C14.*{message}"):
         training.update(tiny_batch())
     assert unchanged(training, before)
-
-
-def test_c14_an_actor_without_aux_losses_may_not_start_to_have_some():
-    actor = Shifty(3, 2)
-    actor.names = ()
-    training = learner(actor, actor_update_period=1)
-    training.update(tiny_batch())
-    actor.names = ("late",)
-    with pytest.raises(ActorContractError, match="appeared 'late'"):
-        training.update(tiny_batch())
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -214,20 +199,18 @@ def test_c06_actions_that_do_not_fit_the_critic_are_refused_at_the_first_batch(a
 
 
 def test_c06_a_built_actor_that_does_not_fit_the_critic_is_refused_at_once():
-    built = build_actor(FlashSACActorSpec(builder=PLAIN), obs_dim=3, action_dim=1)
     with pytest.raises(ConfigError, match=r"action_dim.*1 and 2"):
-        FlashSACLoss(built, tiny_critic())
+        FlashSACLoss(plain(action_dim=1), tiny_critic())
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_c15_a_non_finite_auxiliary_loss_is_named_before_a_parameter_moves(value):
+def test_c15_a_non_finite_auxiliary_loss_is_named_before_a_parameter_moves():
     actor = Shifty(3, 2)
     training = learner(actor)
-    actor.value = value
-    before = copy.deepcopy(actor.state_dict())
-    with pytest.raises(NonFiniteError, match=f"'a' is {value}"):
+    actor.value = math.nan
+    before = copy.deepcopy(training.loss.state_dict())
+    with pytest.raises(NonFiniteError, match="'a' is nan"):
         training.update(tiny_batch())
-    assert all(torch.equal(v, before[k]) for k, v in actor.state_dict().items())
+    assert unchanged(training, before)
 
 
 def test_c18_every_checkpoint_holds_the_actors_semantics(session):
@@ -273,15 +256,11 @@ def changed(**changes: object):
     ("change", "message"),
     [
         (changed(action_dim=4), "action_dim is 4 .* 2"),
-        (changed(obs_dim=None), "obs_dim is None .* 3"),
         (changed(kind="custom", builder="a:b"), "kind is 'custom'.*builder is 'a:b'"),
-        (changed(kwargs={}), r"kwargs\.hidden_dim"),
-        (changed(action_transform="clip"), "action_transform"),
         (changed(extra=1), "extra"),
         (changed(schema_version=2), "schema_version 2"),
         (changed(schema_version=True), "schema_version True"),
         (lambda s: {k: v for k, v in s.items() if k != "kind"}, "kind"),
-        (lambda s: {}, "schema_version None"),
         (lambda s: None, "no actor_semantics"),
         (lambda s: [1], "actor_semantics"),
     ],
@@ -321,18 +300,16 @@ def test_c26_a_custom_actor_with_a_cuda_graph_is_an_error(wanted):
     cuda = torch.device("cuda")
     with pytest.raises(ConfigError, match=r"use_whole_cycle_cuda_graph.*custom"):
         compilation.use_cuda_graph(wanted, device=cuda, custom=True)
-    with pytest.raises(ConfigError, match="use_whole_cycle_cuda_graph"):
-        learner(plain(), use_whole_cycle_cuda_graph=True)
     assert not compilation.use_cuda_graph(False, device=cuda, custom=True)
     assert compilation.use_cuda_graph(wanted, device=cuda, custom=False)
 
 
 def test_c26_without_nvidia_a_cuda_graph_is_off_by_default_and_an_error_if_set(monkeypatch):
-    with pytest.raises(ConfigError, match=r"use_whole_cycle_cuda_graph.*cpu"):
-        FlashSACLearner(tiny_loss(), use_whole_cycle_cuda_graph=True)
+    for make in (plain, tiny_actor):
+        with pytest.raises(ConfigError, match="use_whole_cycle_cuda_graph"):
+            learner(make(), use_whole_cycle_cuda_graph=True)
     monkeypatch.setattr(torch.version, "hip", "6.0")
-    cuda = torch.device("cuda")
-    assert not compilation.use_cuda_graph(None, device=cuda, custom=True)
+    assert not compilation.use_cuda_graph(None, device=torch.device("cuda"), custom=True)
 
 
 def on_graphs(monkeypatch: pytest.MonkeyPatch) -> FlashSACLearner:
@@ -391,42 +368,23 @@ def test_c27_the_built_in_actor_may_go_unnormalised():
 
 
 def test_c22_a_run_with_a_custom_actor_is_restored_bit_for_bit(session, differing):
-    def build():
-        spec = FlashSACActorSpec(builder=PLAIN, kwargs={"low": -0.5})
-        return build_actor(spec, obs_dim=3, action_dim=1)
-
-    saved = session(actor=build())
+    saved = session(actor=plain(action_dim=1, low=-0.5))
     counters = saved.train(20)
-    loaded = session(seed=1, actor=build())
+    loaded = session(seed=1, actor=plain(action_dim=1, low=-0.5))
     assert loaded.checkpointer.load() == counters
     assert differing(saved.state(), loaded.state()) == []
 
 
-def test_c19_a_checkpoint_of_another_actor_is_refused_whole_with_every_field(session, differing):
-    def build(**kwargs: object):
-        spec = FlashSACActorSpec(builder=PLAIN, kwargs=kwargs)
-        return build_actor(spec, obs_dim=3, action_dim=1)
-
-    session(actor=build(low=-0.5)).train(20)
-    for actor, message in (
-        (build(low=-0.6), r"kwargs\.low is -0.5 .* -0.6"),
-        (build(), r"kwargs\.low is -0.5 .* missing"),
-        (None, r"builder is .*kind is 'custom'"),
-    ):
-        other = session(seed=1, actor=actor)
-        before = other.state()
-        with pytest.raises(CheckpointError, match=message):
-            other.checkpointer.load()
-        assert differing(before, other.state()) == []
+def test_c19_a_checkpoint_of_another_actor_is_refused_whole_with_every_field(session, refused):
+    session(actor=plain(action_dim=1, low=-0.5)).train(20)
+    refused(r"kwargs\.low is -0.5 .* -0.6", actor=plain(action_dim=1, low=-0.6))
+    refused(r"kwargs\.low is -0.5 .* missing", actor=plain(action_dim=1))
+    refused(r"builder is .*kind is 'custom'")
 
 
-def test_c19_semantics_of_a_learner_that_differ_from_the_manifest_are_refused(session, differing):
+def test_c19_semantics_of_a_learner_that_differ_from_the_manifest_are_refused(session, refused):
     run = session()
     state = run.learner.state_dict
     run.learner.state_dict = lambda: {**state(), "actor_semantics": None}
     run.checkpointer.save(Counters(frames=4))
-    other = session(seed=1)
-    before = other.state()
-    with pytest.raises(CheckpointError, match="actor_semantics"):
-        other.checkpointer.load()
-    assert differing(before, other.state()) == []
+    refused("actor_semantics")

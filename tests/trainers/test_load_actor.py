@@ -59,7 +59,6 @@ def field(**changes: object):
     ("change", "message"),
     [
         (lambda i: i.pop("actor_semantics"), "actor_semantics"),
-        (lambda i: i.update(actor_semantics=None), "actor_semantics"),
         (field(schema_version=9), "schema_version 9"),
         (field(kwargs={}), r"kwargs\.low"),
         (field(obs_dim=4), "obs_dim is 3 .* 4"),
@@ -82,7 +81,6 @@ def test_c19_c20_a_manifest_that_differs_is_refused_before_the_builder_is_called
     ("config", "change", "message"),
     [
         ({}, {"actor_semantics": {"kind": "flashsac"}}, "actor_semantics.kind"),
-        ({}, {"actor_semantics": None}, "actor_semantics"),
         ({}, {"task": "cartpole_swingup"}, "task is 'pendulum_swingup' .* 'cartpole_swingup'"),
         ({}, {"obs_groups": {"obs": 3, "critic": 4}}, "obs_groups.critic"),
         ({"task": "cartpole_swingup"}, {}, "task"),
@@ -96,9 +94,8 @@ def test_c19_a_checkpoint_of_another_run_is_refused(
     RunFolder(tmp_path).write_config({}, **identity)
     load_play_actor(tmp_path)
     RunFolder(tmp_path).write_config(config, **{**identity, **change})
-    (tmp_path / "link").symlink_to(path)
     monkeypatch.chdir(path.parent)
-    for given in (tmp_path, Path(path.name), tmp_path / "link"):
+    for given in (tmp_path, Path(path.name)):
         with pytest.raises(CheckpointError, match=message):
             load_play_actor(given)
 
@@ -119,10 +116,8 @@ def weights(change):
     [
         (lambda s: [s], "actor_semantics"),
         (lambda s: s.pop("loss") and s, "Missing key"),
-        (lambda s: {**s, "loss": None}, "Missing key"),
         (lambda s: {**s, "loss": {3: torch.zeros(1)}}, "Missing key"),
         (weights(lambda w: None), "mean.weight"),
-        (weights(lambda w: w.long()), r"mean\.weight.*int64"),
         (weights(lambda w: w.to_sparse()), r"mean\.weight.*sparse"),
         (weights(lambda w: w * torch.nan), r"mean\.weight.*NaN"),
     ],
@@ -209,14 +204,3 @@ def test_a_checkpoint_that_a_running_training_replaces_is_read_again(
 
     monkeypatch.setattr(load_actor, "read_states", replaced_while_reading)
     load_play_actor(tmp_path)
-
-
-def test_a_run_is_played_from_a_read_only_folder(saved, tmp_path):
-    folders = (tmp_path / "checkpoints", tmp_path)
-    for folder in folders:
-        folder.chmod(0o555)
-    try:
-        load_play_actor(tmp_path)
-    finally:
-        for folder in reversed(folders):
-            folder.chmod(0o755)

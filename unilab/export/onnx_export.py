@@ -99,7 +99,7 @@ def export_onnx(
                 "take only obs [batch, obs_dim], return the action, and not branch on values or "
                 "on the batch size"
             ) from error
-    _write(path.resolve(), content)  # the target of a link, not the link
+    _write(path, content)
     return OnnxExport(
         path=path, opset=OPSET, obs_dim=obs_dim, action_dim=action_dim, max_abs_diff=difference
     )

@@ -60,21 +60,13 @@ def test_each_tile_shows_its_robot(model, draw):
     upright, lying = home(model), home(model)
     lying[2], lying[3:7] = 0.1, (0.0, 1.0, 0.0, 0.0)
     frame = draw(model, [View(upright), View(lying)])
-    assert frame.shape == (128, 256, 3)
-    assert frame.dtype == np.uint8
     left, right = frame[:, :126], frame[:, 128:254]
     assert difference(left, right) > 3.0
     again = draw(model, [View(upright), View(upright)])
     assert difference(again[:, :126], again[:, 128:254]) < 0.5
     assert difference(again[:, :126], left) < 0.5
-
-
-@needs_opengl
-def test_the_frame_is_upright(model, draw):
-    frame = draw(model, [View(home(model))]).astype(float)
-    sky, floor = frame[:10].mean((0, 1)), frame[-10:].mean((0, 1))
-    assert sky[2] - sky[0] > 10.0  # blue above, grey below
-    assert abs(floor[2] - floor[0]) < sky[2] - sky[0]
+    sky, floor = left[:10].astype(float).mean((0, 1)), left[-10:].astype(float).mean((0, 1))
+    assert sky[2] - sky[0] > 10.0 + abs(floor[2] - floor[0])  # blue above, grey below
 
 
 @needs_opengl
@@ -144,18 +136,10 @@ def test_without_a_library_the_error_names_the_packages(monkeypatch):
         offscreen_context(64, 64)
 
 
-@pytest.mark.parametrize("name", ["egl", "osmesa"])
-def test_a_library_that_fails_is_named_with_the_packages(monkeypatch, name):
-    monkeypatch.setenv("MUJOCO_GL", name)
-    monkeypatch.setitem(sys.modules, f"mujoco.{name}", None)
-    with pytest.raises(CapabilityError, match=rf"{name}.*libegl1"):
-        offscreen_context(64, 64)
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="EGL and OSMesa are Linux's")
-def test_osmesa_is_used_where_there_is_no_egl(monkeypatch):
+def test_osmesa_is_used_without_egl_and_named_with_the_packages_if_it_fails(monkeypatch):
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     monkeypatch.setattr(ctypes.util, "find_library", {"OSMesa": "libOSMesa.so.8"}.get)
     monkeypatch.setitem(sys.modules, "mujoco.osmesa", None)
-    with pytest.raises(CapabilityError, match="osmesa"):
+    with pytest.raises(CapabilityError, match=r"osmesa.*libegl1"):
         offscreen_context(64, 64)

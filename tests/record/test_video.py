@@ -19,10 +19,16 @@ def shades(count):
     return [np.full((48, 64, 3), 10 * i, dtype=np.uint8) for i in range(count)]
 
 
-def test_the_file_holds_the_frames_in_order_at_their_rate(tmp_path):
-    with VideoWriter(tmp_path / "out.mp4", **SIZE) as video:
-        for frame in shades(20):
+def film(path, frames, error=None):
+    with VideoWriter(path, **SIZE) as video:
+        for frame in frames:
             video.add(frame)
+        if error is not None:
+            raise error
+
+
+def test_the_file_holds_the_frames_in_order_at_their_rate(tmp_path):
+    film(tmp_path / "out.mp4", shades(20))
     assert [p.name for p in tmp_path.iterdir()] == ["out.mp4"]
     with av.open(str(tmp_path / "out.mp4")) as file:
         (stream,) = file.streams
@@ -34,14 +40,8 @@ def test_the_file_holds_the_frames_in_order_at_their_rate(tmp_path):
 
 def test_an_older_file_stays_until_the_new_one_is_complete(tmp_path):
     (tmp_path / "out.mp4").write_bytes(b"older")
-
-    def film():
-        with VideoWriter(tmp_path / "out.mp4", **SIZE) as video:
-            video.add(shades(1)[0])
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        film()
+        film(tmp_path / "out.mp4", shades(1), error=KeyboardInterrupt)
     assert [p.name for p in tmp_path.iterdir()] == ["out.mp4"]
     assert (tmp_path / "out.mp4").read_bytes() == b"older"
 
@@ -66,23 +66,16 @@ def test_a_path_or_size_that_cannot_be_written_is_refused_and_leaves_nothing(tmp
 
 def test_a_link_stays_a_link(tmp_path):
     (tmp_path / "link.mp4").symlink_to("real.mp4")
-    with VideoWriter(tmp_path / "link.mp4", **SIZE) as video:
-        video.add(shades(1)[0])
+    film(tmp_path / "link.mp4", shades(1))
     assert (tmp_path / "link.mp4").is_symlink()
     assert (tmp_path / "real.mp4").stat().st_size > 0
 
 
 @pytest.mark.parametrize("room", [0, 20_000])
 def test_a_full_disk_is_an_error_that_leaves_nothing(tmp_path, room):
-    noise = np.random.default_rng(0)
-
-    def film():
-        with VideoWriter(tmp_path / "out.mp4", **SIZE) as video:
-            for _ in range(100):
-                video.add(noise.integers(0, 256, (48, 64, 3), dtype=np.uint8))
-
+    noise = np.random.default_rng(0).integers(0, 256, (100, 48, 64, 3), dtype=np.uint8)
     with largest_file(room), pytest.raises(ConfigError, match=r"out\.mp4"):
-        film()
+        film(tmp_path / "out.mp4", noise)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -90,10 +83,8 @@ def test_a_full_disk_is_an_error_that_leaves_nothing(tmp_path, room):
     "frame", [np.zeros((48, 62, 3), dtype=np.uint8), np.zeros((48, 64, 3), dtype=np.float32)]
 )
 def test_a_frame_of_another_shape_or_type_is_refused(tmp_path, frame):
-    with VideoWriter(tmp_path / "out.mp4", **SIZE) as video:
-        video.add(shades(1)[0])
-        with pytest.raises(ConfigError, match="frame"):
-            video.add(frame)
+    with pytest.raises(ConfigError, match="frame"):
+        film(tmp_path / "out.mp4", [frame])
 
 
 def test_without_the_encoder_the_error_names_it(tmp_path, monkeypatch):

@@ -21,7 +21,7 @@ from unilab.modules import (
     build_actor,
 )
 from unilab.objectives import FlashSACLoss
-from unilab.record.metrics import FAMILIES, metric
+from unilab.record.metrics import METRICS, metric
 from unilab.trainers import Counters, FlashSACLearner, compilation
 
 PLAIN = "reference.actors:PlainActor"
@@ -116,7 +116,7 @@ def test_c13_auxiliary_losses_are_logged_in_an_open_family(session):
     session(actor=plain(action_dim=1)).train(20, logger=Log())
     tags = {tag for tag in rows[-1] if "aux" in tag}
     assert tags == {"Loss/aux_shy", "Loss/aux_bold"}
-    assert all(metric(tag) is FAMILIES["Loss/aux_"] for tag in tags)
+    assert all(metric(tag) is METRICS["Loss/aux_"] for tag in tags)
 
 
 class Shifty(PlainActor):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
 import sys
 import time
@@ -62,14 +63,12 @@ class Progress:
             )
 
     def advance(self, frames: int) -> None:
-        """Counts environment steps."""
         self._frames += frames
         if self._bar is not None:
             with self._ignoring_output_errors():
                 self._bar.update(frames)
 
     def show(self, metrics: Mapping[str, float]) -> None:
-        """Shows the latest metrics."""
         if self._stream is None:
             return
         values = {name: metrics.get(tag, math.nan) for name, tag in _SHOWN.items()}
@@ -91,7 +90,6 @@ class Progress:
         return "  ".join([*parts, f"ETA {_duration(left)}"])
 
     def close(self) -> None:
-        """Ends the bar."""
         if self._bar is not None:
             with self._ignoring_output_errors():
                 self._bar.close()
@@ -112,10 +110,7 @@ def closing_summary(
     """How far a run came, where its files are and what to type next, on several lines.
 
     Args:
-        run: the run's folder.
-        frames: environment steps taken.
-        total_frames: environment steps asked for.
-        minutes: training time.
+        frames, total_frames: environment steps taken and asked for.
         metrics: latest value of every metric.
     """
     done = frames >= total_frames
@@ -131,10 +126,17 @@ def closing_summary(
     lines.append(f"Picture      unilab plot {path}")
     if (run.read_config().get("actor_semantics") or {}).get("builder") is not None:
         lines.append(f"Play         unilab play {path}")
-    lines.append(f"Continue     unilab train {shlex.quote(f'training.resume={run.path}')}")
+    lines.append(f"Continue     unilab train {_override('training.resume', str(run.path))}")
     if done:
         lines[-1] += f" algo.total_frames={2 * total_frames}"
     return "\n".join(lines)
+
+
+def _override(key: str, value: str) -> str:
+    """An override for a shell, with the quotes that Hydra needs around special characters."""
+    if not re.fullmatch(r"[\w./-]+", value, re.ASCII):
+        value = '"' + value.replace('"', r"\"") + '"'
+    return shlex.quote(f"{key}={value}")
 
 
 def _duration(seconds: float) -> str:

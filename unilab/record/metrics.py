@@ -15,7 +15,7 @@ from typing import Literal
 from unilab.errors import ConfigError, did_you_mean
 from unilab.record.run_folder import RunFolder, unwritable, write_whole
 
-__all__ = ["FAMILIES", "METRICS", "Metric", "MetricLogger", "ProgressCsv", "metric"]
+__all__ = ["METRICS", "Metric", "MetricLogger", "ProgressCsv", "metric"]
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Metric:
     tag: str
     """Name in TensorBoard and column in progress.csv."""
     unit: str
-    """Unit of the value; ``1`` for a plain number."""
+    """``1`` for a plain number."""
     aggregation: Literal["mean", "last", "rate"]
-    """How the values between two rows become one: their mean, the last one, or count over time."""
+    """How the values between two rows become one; rate: count over time."""
     owner: str
     """Module that computes the value."""
 
@@ -63,13 +63,6 @@ METRICS: dict[str, Metric] = {
         Metric("Eval/return", "reward", "mean", _EVALUATION),
         Metric("Eval/episode_length", "control step", "mean", _EVALUATION),
         Metric("Eval/terminated", "share of episodes", "mean", _EVALUATION),
-    )
-}
-"""Scalars by their full tag."""
-
-FAMILIES: dict[str, Metric] = {
-    family.tag: family
-    for family in (
         Metric("Loss/aux_", "1", "mean", "the actor's own losses"),
         Metric("Episode_Reward/", "reward/s", "mean", _ENV),
         Metric("Episode_Termination/", "share", "mean", _ENV),
@@ -81,23 +74,20 @@ FAMILIES: dict[str, Metric] = {
         Metric("Eval/Curriculum/", "1", "last", _ENV),
     )
 }
-"""Open families by prefix: terms of a task, auxiliary losses of an actor."""
+"""Scalars by tag, and open families by prefix: terms of a task, auxiliary losses of an actor."""
 
 
 def metric(tag: str) -> Metric:
-    """The schema's entry for a tag; for a tag in an open family, the family's.
-
-    Args:
-        tag: e.g. ``"Loss/actor"`` or, in a family, ``"Episode_Reward/track_lin_vel"``.
-    """
-    if tag in METRICS:
+    """The schema's entry for a tag, or for its family, e.g. ``"Episode_Reward/upright"``."""
+    families = [prefix for prefix in METRICS if prefix.endswith(("/", "_"))]
+    if tag in METRICS and tag not in families:
         return METRICS[tag]
-    for prefix, family in FAMILIES.items():
-        if tag.startswith(prefix) and len(tag) > len(prefix):
-            return family
+    for prefix in families:
+        if tag.startswith(prefix) and tag != prefix:
+            return METRICS[prefix]
     raise ConfigError(
         f"metric {tag!r} must be in the schema{did_you_mean(tag, METRICS)}: add it to "
-        f"unilab.record.metrics, or use one of the prefixes {sorted(FAMILIES)}"
+        f"unilab.record.metrics, or use one of the prefixes {families}"
     )
 
 
@@ -111,10 +101,6 @@ class ProgressCsv:
         path: the file; an existing one is continued.
         until_frames: rows of an existing file with more frames are dropped, because a resumed run
             writes them again.
-
-    Raises:
-        ConfigError: the existing file is not such a table.
-        CheckpointError: the file cannot be written.
     """
 
     def __init__(self, path: str | Path, *, until_frames: int | None = None) -> None:
@@ -123,7 +109,7 @@ class ProgressCsv:
         self._rows: list[dict[str, str]] = []
         if self.path.exists():
             try:
-                self._read(until_frames)
+                self._read(math.inf if until_frames is None else until_frames)
             except OSError as error:
                 raise unwritable(self.path, error) from error
             except (csv.Error, KeyError, TypeError, ValueError) as error:
@@ -133,13 +119,11 @@ class ProgressCsv:
                 ) from error
         self._rewrite()
 
-    def _read(self, until_frames: int | None) -> None:
+    def _read(self, until_frames: float) -> None:
         with self.path.open(newline="") as file:
             reader = csv.DictReader(file)
             self._columns = list(reader.fieldnames or self._columns)
-            self._rows = [
-                row for row in reader if until_frames is None or int(row["frames"]) <= until_frames
-            ]
+            self._rows = [row for row in reader if int(row["frames"]) <= until_frames]
 
     def write(self, frames: int, minutes: float, values: Mapping[str, float]) -> None:
         """Appends one row."""
@@ -172,10 +156,6 @@ class MetricLogger:
     Args:
         run: the run's folder.
         until_frames: continue the tables from here (see :class:`ProgressCsv`).
-
-    Raises:
-        ConfigError: another training writes there.
-        CheckpointError: a file cannot be written.
     """
 
     def __init__(self, run: RunFolder, *, until_frames: int | None = None) -> None:
@@ -189,13 +169,7 @@ class MetricLogger:
             raise unwritable(run.tensorboard, error) from error
 
     def log(self, frames: int, minutes: float, values: Mapping[str, float]) -> None:
-        """Logs one row of scalars; NaN means "nothing to report" and is left out.
-
-        Args:
-            frames: environment steps taken so far, TensorBoard's step.
-            minutes: training time so far.
-            values: tag -> value; a tag outside the schema is a ConfigError.
-        """
+        """Logs one row of scalars by tag; NaN means "nothing to report" and is left out."""
         for tag in values:
             metric(tag)
         known = {tag: value for tag, value in values.items() if not math.isnan(value)}

@@ -24,16 +24,16 @@ def plot_learning_curve(run: str | Path, out: str | Path | None = None) -> Path:
 
     Returns:
         The path of the image.
-
-    Raises:
-        CapabilityError: matplotlib is not installed.
-        CheckpointError: the path is not a run, nothing was logged yet, or the picture cannot be
-            written.
     """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise CapabilityError(
+            "plots need matplotlib, which is not installed: pip install 'unilab-torchrl[plot]'"
+        ) from error
     folder = RunFolder.open(run)
     rows = _read(folder.progress_file)
-    figure_class = _matplotlib_figure()
-    figure = figure_class(figsize=(8, 6), layout="constrained")
+    figure = Figure(figsize=(8, 6), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True)
     _draw(upper, rows, ["Train/return", "Eval/return"], strip="")
     upper.set_ylabel("return")
@@ -56,16 +56,6 @@ def plot_learning_curve(run: str | Path, out: str | Path | None = None) -> Path:
     except OSError as error:
         raise unwritable(target, error) from error
     return target
-
-
-def _matplotlib_figure() -> Any:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise CapabilityError(
-            "plots need matplotlib, which is not installed: pip install 'unilab-torchrl[plot]'"
-        ) from error
-    return Figure
 
 
 def _read(path: Path) -> list[dict[str, str]]:

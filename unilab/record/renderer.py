@@ -43,7 +43,6 @@ class View:
     """One robot's tile of a frame."""
 
     qpos: np.ndarray
-    """``[nq]``."""
     arrows: Sequence[Arrow] = ()
     title: str = ""
     """Lines in the tile's corner."""
@@ -59,10 +58,6 @@ class TiledRenderer:
         model: the compiled model; it is not changed.
         tiles: states in a frame.
         width, height: pixels of the frame.
-
-    Raises:
-        CapabilityError: the machine has no OpenGL.
-        ConfigError: a frame too small for its tiles, or larger than OpenGL renders here.
     """
 
     def __init__(self, model: mujoco.MjModel, *, tiles: int, width: int, height: int) -> None:
@@ -100,14 +95,7 @@ class TiledRenderer:
         mujoco.mjr_setBuffer(int(mujoco.mjtFramebuffer.mjFB_OFFSCREEN), self._gpu)
 
     def draw(self, views: Sequence[View]) -> np.ndarray:
-        """One frame.
-
-        Args:
-            views: as many as there are tiles.
-
-        Returns:
-            ``[height, width, 3]`` uint8.
-        """
+        """One frame ``[height, width, 3]`` uint8 of as many views as there are tiles."""
         whole = mujoco.MjrRect(0, 0, self.width, self.height)
         mujoco.mjr_rectangle(whole, 0.1, 0.1, 0.1, 1.0)
         for view, tile in zip(views, self._tiles, strict=True):
@@ -141,10 +129,8 @@ class TiledRenderer:
 
     def close(self) -> None:
         """Frees the OpenGL context."""
-        if self._context is not None:
-            self._gpu.free()
-            self._context.free()
-            self._context = None
+        self._gpu.free()
+        self._context.free()
 
 
 def draw_arrows(scene: mujoco.MjvScene, arrows: Sequence[Arrow]) -> None:
@@ -178,11 +164,7 @@ def follow_root(model: mujoco.MjModel, camera: mujoco.MjvCamera) -> None:
 
 
 def offscreen_context(width: int, height: int) -> Any:
-    """A current OpenGL context to render into, by EGL, OSMesa or ``MUJOCO_GL``.
-
-    Raises:
-        CapabilityError: the machine offers none; the message names the packages that bring one.
-    """
+    """A current OpenGL context to render into, by EGL, OSMesa or ``MUJOCO_GL``."""
     platform = _opengl_platform()
     try:
         # Not mujoco.GLContext: it was chosen when mujoco was imported, and needs a window system

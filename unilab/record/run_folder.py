@@ -63,9 +63,6 @@ class RunFolder:
             seed: part of the folder's name.
             log_root: parent of all runs.
             path: the folder itself, instead of ``<log_root>/<task>/<timestamp>_seed<seed>``.
-
-        Raises:
-            ConfigError: the folder cannot be written, or holds a run already.
         """
         stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
         run = cls(Path(log_root) / task / f"{stamp}_seed{seed}" if path is None else Path(path))
@@ -100,9 +97,6 @@ class RunFolder:
         """Locks the folder against other trainings until the returned descriptor is closed.
 
         The end of the process closes it too.
-
-        Raises:
-            ConfigError: another training holds the lock.
         """
         folder = os.open(self.path, os.O_RDONLY)
         try:

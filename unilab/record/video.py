@@ -7,8 +7,6 @@ import uuid
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
-from types import TracebackType
-from typing import Any
 
 import numpy as np
 
@@ -24,22 +22,24 @@ class VideoWriter:
         path: the ``.mp4`` file to write.
         width, height: pixels of a frame, even numbers.
         fps: frames a second.
-
-    Raises:
-        CapabilityError: PyAV, which brings the encoder, is not installed.
-        ConfigError: the path cannot be written, now or later, or the size cannot be encoded.
     """
 
     def __init__(self, path: str | Path, *, width: int, height: int, fps: float) -> None:
+        try:
+            import av
+        except ImportError as error:
+            raise CapabilityError(
+                "videos need PyAV, which is not installed: pip install 'unilab-torchrl[video]'"
+            ) from error
         self.path = Path(path)
         if self.path.suffix != ".mp4" or self.path.is_dir():
             raise ConfigError(f"path must be an .mp4 file, got {self.path}")
         if width % 2 or height % 2:
             raise ConfigError(f"width and height must be even, got {width}x{height}")
-        self._av = _av()
+        self._av = av
         self._target = self.path.resolve()  # a link stays a link
         self._partial = self._target.with_name(f".{self._target.stem}.{uuid.uuid4().hex[:8]}.mp4")
-        self._file = self._av.open(str(self._partial), "w")
+        self._file = av.open(str(self._partial), "w")
         self._stream = self._file.add_stream("libx264", rate=Fraction(fps).limit_denominator(1000))
         self._stream.width, self._stream.height = width, height
         self._stream.pix_fmt = "yuv420p"  # every player reads it
@@ -64,14 +64,9 @@ class VideoWriter:
     def __enter__(self) -> VideoWriter:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         try:
-            if kind is None:
+            if error[0] is None:
                 with self._errors():
                     self._file.mux(self._stream.encode(None))
                     self._file.close()
@@ -95,13 +90,3 @@ class VideoWriter:
                 f"cannot write {self.path} ({error.strerror or error}): choose a writable folder "
                 "with free space, and a size that H.264 can encode"
             ) from error
-
-
-def _av() -> Any:
-    try:
-        import av
-    except ImportError as error:
-        raise CapabilityError(
-            "videos need PyAV, which is not installed: pip install 'unilab-torchrl[video]'"
-        ) from error
-    return av

@@ -194,10 +194,7 @@ def _unfit(path: Path, problem: str) -> CheckpointError:
 
 
 class EnvTrainingState:
-    """The saved part of an environment: its control-step counter.
-
-    Physics and episodes are not saved; a resumed run starts new episodes.
-    """
+    """An environment's control-step counter; a resumed run starts new episodes."""
 
     def __init__(self, env: Any) -> None:
         self._env = env

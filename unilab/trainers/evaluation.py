@@ -20,10 +20,9 @@ class Evaluator:
     Args:
         env: batched environment ``[N]`` that training does not use.
         policy: follows TorchRL's exploration type; the deterministic action is taken.
-        max_steps: length of the episodes in control steps; the environment's
-            ``max_episode_length`` by default.
-        trained: the training environment; each evaluation copies its count of control steps, and so
-            the stage of a curriculum. None: ``env`` counts by itself.
+        max_steps: longest episode in control steps; the environment's ``max_episode_length`` by
+            default.
+        trained: the training environment, whose curriculum stage each evaluation copies.
     """
 
     def __init__(
@@ -45,14 +44,12 @@ class Evaluator:
         self.max_steps = int(steps)
 
     def __call__(self) -> dict[str, float]:
-        """Runs the episodes.
+        """Means over the first episode of each environment, up to ``max_steps``.
 
         Returns:
-            ``Eval/return``, ``Eval/episode_length`` (control steps) and ``Eval/terminated`` (share
-            that ended before the time limit, e.g. by a fall), over the first episode of each
-            environment; an episode that runs longer than ``max_steps`` counts up to there. For an
-            environment with ``drain_metrics``, also its reward terms and metrics under ``Eval/``,
-            over every episode that ended meanwhile.
+            ``Eval/return``, ``Eval/episode_length`` (control steps), ``Eval/terminated`` (share
+            that ended before the time limit, e.g. by a fall); and the environment's own metrics
+            under ``Eval/``, over every episode that ended meanwhile.
         """
         if self.trained is not None:
             self.env.import_training_state(self.trained.export_training_state())

@@ -25,10 +25,7 @@ __all__ = ["Run", "run_identity"]
 
 @dataclass(kw_only=True)
 class Run:
-    """Folder, metrics, checkpoints, console and counters of a run.
-
-    Each part that writes is optional: without it, the run does not write that.
-    """
+    """Folder, metrics, checkpoints, console and counters of a run; each that writes is optional."""
 
     folder: RunFolder | None = None
     logger: MetricLogger | None = None
@@ -53,6 +50,8 @@ class Run:
     ) -> Run:
         """Makes the folder of a new run, or continues the run of ``training.resume``.
 
+        An error leaves an existing run unchanged.
+
         Args:
             cfg: the run's settings, a dataclass with ``task``, ``algo`` and ``training``.
             identity: JSON values that must agree between checkpoint and run.
@@ -60,10 +59,6 @@ class Run:
             eval_env: environment to evaluate in; both are told where to write.
             buffer: what checkpoints save of it with ``training.save_replay``.
             **components: further objects that checkpoints save, by name (learner, normalizers).
-
-        Raises:
-            ConfigError: the folder cannot be used, or the run has all of its frames.
-            CheckpointError: the checkpoint is damaged or of another run; nothing has changed then.
         """
         training, total = cfg.training, cfg.algo.total_frames
         if training.resume is not None:
@@ -139,10 +134,8 @@ def run_identity(
     """JSON values of ``run_config.json`` that a checkpoint must agree with.
 
     Args:
-        task: name of the task.
         obs_groups: width of each observation group of the environment.
         critic_obs: the group that the critic reads.
-        actor: the actor that is optimised.
     """
     return {
         "checkpoint_version": 1,

@@ -35,9 +35,9 @@ class _Learner(Protocol):
 class OffPolicyRunner(AsyncRunner):
     """Iterates a collector's batches and does everything around the loop's body.
 
-    The body stores, samples and updates. Between two batches the runner counts frames, logs,
-    evaluates and saves as ``training`` says. When the ``with`` block ends it evaluates and saves
-    once more, and shuts the collector down.
+    The body stores, samples and updates (``examples/train_flashsac.py``). Between two batches the
+    runner counts frames, logs, evaluates and saves as ``training`` says. When the ``with`` block
+    ends it evaluates and saves once more, and shuts the collector down.
 
     An error while collecting, evaluating or logging saves a checkpoint before it is raised. An
     error in the loop's body does not, because the update may be half done, and neither does a
@@ -49,14 +49,10 @@ class OffPolicyRunner(AsyncRunner):
             any iterable of TensorDicts.
         learner: its ``update_count`` is logged.
         buffer: its length is logged.
-
-    Keyword Args:
         training: intervals of evaluation, checkpoints and metrics, the time limit, the trace.
         run: where metrics and checkpoints go; nowhere by default.
         evaluate: returns evaluation metrics.
         drain_metrics: returns the environment's own metrics since the last call.
-
-    ``examples/train_flashsac.py`` shows the loop.
     """
 
     def __init__(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -118,13 +119,13 @@ class HostBridgeTransferPlan:
     def __init__(
         self, views: Mapping[str, Tensor], sources: Sequence[Source], device: torch.device
     ) -> None:
-        blocks = [(name, *cols.indices(views[name].shape[1])[:2]) for name, cols in sources]
-        runs, placed = _merge(blocks)
+        blocks = [(name, range(views[name].shape[1])[columns]) for name, columns in sources]
+        read = sorted({(name, column) for name, columns in blocks for column in columns})
+        first = [bisect_left(read, (name, columns.start)) for name, columns in blocks]
         self.columns: list[slice] = [
-            slice(at, at + stop - start)
-            for at, (_, start, stop) in zip(placed, blocks, strict=True)
+            slice(at, at + len(columns)) for at, (_, columns) in zip(first, blocks, strict=True)
         ]
-        self._views = _joined([views[name][:, start:stop] for name, start, stop in runs])
+        self._views = _joined([views[name][:, column : column + 1] for name, column in read])
         widths = [view.shape[1] for view in self._views]
         rows = self._views[0].shape[0] if self._views else 0
         self._on_host = device.type == "cpu"
@@ -155,24 +156,6 @@ class HostBridgeTransferPlan:
     def _count(self, sent: Tensor) -> None:
         self.transfers += 1
         self.bytes += sent.numel() * sent.element_size()
-
-
-def _merge(blocks: Sequence[tuple[str, int, int]]) -> tuple[list[tuple[str, int, int]], list[int]]:
-    """Runs of columns that cover all blocks, and the packet column where each block begins."""
-    runs: list[tuple[str, int, int]] = []
-    width = 0
-    placed = [0] * len(blocks)
-    for i in sorted(range(len(blocks)), key=lambda i: blocks[i]):
-        name, start, stop = blocks[i]
-        if runs and runs[-1][0] == name and start <= runs[-1][2]:
-            _, run_start, run_stop = runs.pop()
-            width -= run_stop - run_start
-            runs.append((name, run_start, max(run_stop, stop)))
-        else:
-            runs.append((name, start, stop))
-        placed[i] = width + start - runs[-1][1]
-        width += runs[-1][2] - runs[-1][1]
-    return runs, placed
 
 
 def _joined(views: list[Tensor]) -> list[Tensor]:

@@ -327,23 +327,22 @@ def set_const_recomputes_its_rows(make: _Maker) -> None:
 
 @_clause
 def a_step_can_be_replayed(make: _Maker) -> None:
-    for fields, nstep in (([], NSTEP), (_fields(make), 2)):
-        backend = make()
-        _write(backend, fields, ALL)
-        if fields:
-            backend.set_const()
-        backend.set_state_tensor(ALL, *_poses(backend, 2))  # a reset, which keeps the model
-        _drive(backend)
-        view, ctrl = backend.get_replay_state(), _controls(backend, 3)[0]
-        before = view.clone()
-        backend.step_tensor(ctrl, nstep)
-        after = backend.get_replay_state()
-        assert after.data_ptr() == view.data_ptr(), "get_replay_state() is a copy, or moved"
-        for row in range(N):
-            model = backend.get_model_bytes(row)
-            again = type(backend).replay(model, before[row], ctrl[row].double(), nstep)
-            same = torch.equal(again, after[row])
-            assert same, f"row {row} replays to another state (written: {fields})"
+    backend = make()
+    fields = _fields(make)
+    _write(backend, fields, ALL)
+    backend.set_const()
+    backend.set_state_tensor(ALL, *_poses(backend, 2))  # a reset, which keeps the model
+    _drive(backend)
+    view, ctrl = backend.get_replay_state(), _controls(backend, 3)[0]
+    before = view.clone()
+    backend.step_tensor(ctrl, NSTEP)
+    after = backend.get_replay_state()
+    assert after.data_ptr() == view.data_ptr(), "get_replay_state() is a copy, or moved"
+    for row in range(N):
+        model = backend.get_model_bytes(row)
+        again = type(backend).replay(model, before[row], ctrl[row].double(), NSTEP)
+        same = torch.equal(again, after[row])
+        assert same, f"row {row} replays to another state (written: {fields})"
 
 
 @_clause

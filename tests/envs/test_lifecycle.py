@@ -259,14 +259,13 @@ def test_writing_into_returned_tensors_changes_nothing(tmp_path, how):
     env, spared = twins(tmp_path), twins(tmp_path)
     partial = []
     for each in (env, spared):
-        given = [each.reset()]
+        returned = each.reset()
         if how == "step":
-            given = [each.step(act(each, given[0]))["next"]]
+            returned = each.step(act(each, returned))
         elif how == "step_and_maybe_reset":
-            given = [*each.step_and_maybe_reset(act(each, given[0]))]
+            _, returned = each.step_and_maybe_reset(act(each, returned))
         if each is env:
-            for td in given:
-                td.apply_(torch.Tensor.zero_)
+            returned.apply_(torch.Tensor.zero_)
         partial.append(each.reset(env_ids=torch.tensor([1]))["obs"])
         assert torch.equal(partial[-1], each.obs_buf["obs"])
     assert torch.equal(*partial)

@@ -152,17 +152,6 @@ def test_device_resident_physics_is_refused():
         carts(backend=Resident)
 
 
-class Forceless(Carts):
-    def get_state_views(self):
-        return {k: v for k, v in super().get_state_views().items() if k != "qfrc_actuator"}
-
-
-def test_c20_a_missing_state_field_names_the_term():
-    term = RewardTermCfg(func=mdp.joint_torques_l2, weight=1.0, params=ON_CARTS)
-    with pytest.raises(CapabilityError, match=r"'effort'.*'qfrc_actuator'"):
-        carts(backend=Forceless, rewards={"effort": term})
-
-
 WEIGH = EventTermCfg(
     func=mdp.randomize_rigid_body_mass,
     mode="reset",

@@ -135,17 +135,6 @@ def test_a_failure_after_physics_faults_the_environment(tmp_path):
     assert later.value.__cause__ is caught.value
 
 
-def test_physics_that_raises_faults_the_environment_with_rows_and_message(tmp_path):
-    env = twins(tmp_path)
-    root = act(env, env.reset())
-    env.backend.expand("eq_type")[[1, 3]] = 99  # a constraint type that MuJoCo does not know
-    message = r"rows 1, 3\): .*constraint"
-    with pytest.raises(EnvFaultedError, match=message):
-        env.step(root)
-    with pytest.raises(EnvFaultedError, match=message):
-        env.reset()
-
-
 def test_physics_that_diverges_faults_the_environment_with_fields_and_rows(tmp_path):
     env = twins(tmp_path)
     root = act(env, env.reset())
@@ -188,16 +177,6 @@ def test_a_bad_write_is_refused_before_anything_is_written(tmp_path, index, shap
     on.clear()
     env.reset()
     assert (mass[:, 1] == 5.0).all()
-
-
-def test_some_joints_are_written_by_their_columns(tmp_path):
-    def write(env, env_ids):
-        value = torch.full((len(env_ids), 1), 0.5)
-        env.scene["twins"].write_joint_state(value, value, torch.tensor([1]))
-
-    env = twins(tmp_path, events={"half": EventTermCfg(func=write, mode="reset")})
-    env.reset()
-    assert env.scene["twins"].data.joint_vel.tolist() == [[0.0, 0.5]] * 4
 
 
 @pytest.mark.parametrize("length", [0.5, 2.0])

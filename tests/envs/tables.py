@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from unilab.envs import (
+    CommandTerm,
+    CommandTermCfg,
     EntityCfg,
     EventTermCfg,
     ManagerBasedRlEnv,
@@ -59,6 +62,34 @@ TWINS_XML = """
 """
 TWINS = SceneEntityCfg("twins")
 ON_TWINS = {"asset_cfg": TWINS}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandOf(CommandTermCfg):
+    """A command and metrics computed by functions of the environment."""
+
+    resampling_time_range: tuple[float, float] = (1.0, 1.0)
+    func: Callable[..., torch.Tensor] = lambda env: torch.zeros(env.num_envs, 1)
+    measured: dict[str, Callable[..., torch.Tensor]] = field(default_factory=dict)
+
+    def build(self, env: ManagerBasedRlEnv) -> CommandTerm:
+        return _CommandOf(self, env)
+
+
+class _CommandOf(CommandTerm):
+    def __init__(self, cfg: CommandOf, env: ManagerBasedRlEnv) -> None:
+        super().__init__(cfg, env)
+        self._cfg = cfg
+
+    @property
+    def command(self) -> torch.Tensor:
+        return self._cfg.func(self._env)
+
+    def resample(self, rows: torch.Tensor) -> None:
+        pass
+
+    def metrics(self) -> dict[str, torch.Tensor]:
+        return {name: func(self._env) for name, func in self._cfg.measured.items()}
 
 
 def twins_cfg(folder: Path, **changes: Any) -> ManagerBasedRlEnvCfg:

@@ -2,46 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
-from envs.tables import act, go2, twins
+from envs.tables import CommandOf, act, go2, twins
 
-from unilab.envs import CommandTerm, CommandTermCfg, EntityCfg, MetricsTermCfg, SceneCfg
-from unilab.errors import CapabilityError, ConfigError, NonFiniteError
+from unilab.envs import MetricsTermCfg
+from unilab.errors import CapabilityError, ConfigError
 from unilab.tasks.velocity.go2 import go2_velocity_flat
-
-
-@dataclass(frozen=True, kw_only=True)
-class StandCfg(CommandTermCfg):
-    """To stand still; measured by whatever a test wants."""
-
-    resampling_time_range: tuple[float, float] = (1.0, 1.0)
-    measured: tuple = ()
-
-    def build(self, env):
-        return Stand(self, env)
-
-
-class Stand(CommandTerm):
-    def __init__(self, cfg, env):
-        super().__init__(cfg, env)
-        self.cfg = cfg
-
-    @property
-    def command(self):
-        return torch.zeros(self._env.num_envs, 1)
-
-    def resample(self, rows):
-        pass
-
-    def metrics(self):
-        return {name: func(self._env) for name, func in self.cfg.measured}
-
-
-def stand(folder, *measured, **changes):
-    return twins(folder, commands={"stand": StandCfg(measured=measured)}, **changes)
 
 
 def test_tracking_errors_are_mean_distances_from_the_command_of_the_step():
@@ -67,10 +36,12 @@ def test_tracking_errors_are_mean_distances_from_the_command_of_the_step():
 
 
 def test_command_metrics_carry_the_name_of_their_command(tmp_path):
-    length = ("length", lambda env: env.episode_length.float())
-    both = {name: StandCfg(measured=(length,)) for name in ("a", "b")}
-    extra = {"length": MetricsTermCfg(func=length[1])}
-    env = twins(tmp_path, commands={**both, "c": StandCfg()}, metrics=extra)
+    def length(env):
+        return env.episode_length.float()
+
+    both = {name: CommandOf(measured={"length": length}) for name in ("a", "b")}
+    extra = {"length": MetricsTermCfg(func=length)}
+    env = twins(tmp_path, commands={**both, "c": CommandOf()}, metrics=extra)
     root = env.reset()
     for _ in range(5):
         _, root = env.step_and_maybe_reset(act(env, root))
@@ -78,22 +49,11 @@ def test_command_metrics_carry_the_name_of_their_command(tmp_path):
     assert metrics == {"Metrics/a/length": 3.0, "Metrics/b/length": 3.0, "Metrics/length": 3.0}
 
 
-def test_nonfinite_command_metric_names_metrics_and_rows(tmp_path):
-    def spoilt(env):
-        value = torch.zeros(env.num_envs)
-        value[[1, 3]] = torch.nan if env.common_step_counter else 0.0
-        return value
-
-    env = stand(tmp_path, ("fine", lambda env: torch.ones(4)), ("spoilt", spoilt))
-    root = act(env, env.reset())
-    with pytest.raises(NonFiniteError, match=r"'stand/spoilt': \[1, 3\]"):
-        env.step(root)
-
-
 def test_two_metrics_of_one_tag_are_refused(tmp_path):
-    ones = ("ones", lambda env: torch.ones(4))
-    with pytest.raises(ConfigError, match="Metrics/stand/ones"):
-        stand(tmp_path, ones, metrics={"stand/ones": MetricsTermCfg(func=ones[1])})
+    measured = {"zeros": lambda env: torch.zeros(4)}
+    metrics = {"stand/zeros": MetricsTermCfg(func=measured["zeros"])}
+    with pytest.raises(ConfigError, match="Metrics/stand/zeros"):
+        twins(tmp_path, commands={"stand": CommandOf(measured=measured)}, metrics=metrics)
 
 
 def test_a_velocity_command_needs_its_robot_and_a_free_root(tmp_path):
@@ -102,22 +62,3 @@ def test_a_velocity_command_needs_its_robot_and_a_free_root(tmp_path):
         twins(tmp_path, commands={"go": command})
     with pytest.raises(CapabilityError, match=r"'twins'.*root_quat_w"):
         twins(tmp_path, commands={"go": replace(command, entity_name="twins")})
-
-
-def test_the_robot_may_have_another_name():
-    base = go2_velocity_flat()
-    scene = SceneCfg(model=base.scene.model, entities={"dog": EntityCfg(root_body="base")})
-    command = replace(base.commands["base_velocity"], entity_name="dog")
-    obs = base.observations["obs"]
-    terms = {"command": obs.terms["command"]}
-    env = go2(
-        scene=scene,
-        commands={"base_velocity": command},
-        observations={"obs": replace(obs, terms=terms)},
-        rewards={},
-        terminations={},
-        events={},
-    )
-    env.step(act(env, env.reset()))
-    env.reset()
-    assert env.drain_metrics()["Metrics/base_velocity/error_vel_xy"] > 0.0

@@ -269,12 +269,8 @@ MASS = {"mass_distribution_params": (0.5, 2.0), "operation": "scale", "asset_cfg
 GAUSSIAN = {"distribution": "gaussian"}
 BAD = {
     "range": {"mass_distribution_params": (2.0, 0.5)},
-    "operation.*scales": {"operation": "scales"},
-    "distribution.*normal": {"distribution": "normal"},
     "log_uniform": {"distribution": "log_uniform", "mass_distribution_params": (0.0, 1.0)},
     "mean": {**GAUSSIAN, "mass_distribution_params": (1.0, -1.0)},
-    r"mass of second.*-0\.\d+": {"operation": "add", "mass_distribution_params": (-1.0, -0.9)},
-    "secnd.*second": {"asset_cfg": SceneEntityCfg("twins", body_names=("secnd",))},
     r"second.*-0\.75": {"operation": "add", "mass_distribution_params": (-1.05, 5.0)},
     "second.*-3e-10": {"mass_distribution_params": (-1e-9, 2.0)},
     r"second.*-0\.06": {**GAUSSIAN, "mass_distribution_params": (1.0, 0.3)},

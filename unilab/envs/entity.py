@@ -27,8 +27,7 @@ DERIVED_FIELDS = {
 }
 """Fields that are computed, and the fields that they are computed from."""
 ROOT_FIELDS = ("root_pos_w", "root_quat_w", "root_lin_vel_w", "root_ang_vel_b")
-JOINT_FIELDS = ("joint_pos", "joint_vel", "joint_torque")
-FIELDS = (*ROOT_FIELDS, *JOINT_FIELDS, *DERIVED_FIELDS)
+FIELDS = (*ROOT_FIELDS, "joint_pos", "joint_vel", "joint_torque", *DERIVED_FIELDS)
 """Every field of :class:`EntityData` that changes in a step."""
 
 
@@ -74,14 +73,8 @@ class EntityData:
 
     Joint tensors are ``[num_envs, num_joints]`` in model order (rad, rad/s, N m), root tensors
     ``[num_envs, 3]`` (m, m/s, rad/s) or ``[num_envs, 4]`` (w, x, y, z). ``_w`` is the world frame,
-    ``_b`` the root body's frame.
-
-    Args:
-        joints: the entity's joints.
-        qpos: ``[nq]``, the home configuration.
-        num_envs: environments in the batch.
-        device: device of the tensors.
-        undeclared: called with the name of a field that is not in the scene's packet.
+    ``_b`` the root body's frame. ``undeclared`` is called to read a field that is not in the
+    scene's packet.
     """
 
     def __init__(
@@ -166,13 +159,7 @@ class EntityData:
 class Entity:
     """One articulated body: its names, its data and the writes of a reset.
 
-    Args:
-        name: the entity's name in the scene.
-        cfg: its root body.
-        backend: the physics.
-        device: device of the entity's tensors.
-        staged: returns the open transaction, which writes go to.
-        undeclared: called with the name of a field that is not in the scene's packet.
+    Writes are staged for the rows of the open transaction, which ``staged`` returns.
     """
 
     def __init__(
@@ -211,7 +198,25 @@ class Entity:
         self.data = EntityData(
             self.joints, backend.default_qpos, backend.num_envs, device, undeclared
         )
-        root = slice(0, 0) if self.root_joint is None else self.root_joint.qpos
+        self._sources: dict[str, Source] = {}
+        if self.joints:
+            first, last = self.joints[0], self.joints[-1]
+            dofs = slice(first.qvel.start, last.qvel.stop)
+            self._sources |= {
+                "joint_pos": ("qpos", slice(first.qpos.start, last.qpos.stop)),
+                "joint_vel": ("qvel", dofs),
+                "joint_torque": ("qfrc_actuator", dofs),
+            }
+        root = slice(0, 0)
+        if self.root_joint is not None:
+            root = self.root_joint.qpos
+            q, v = root.start, self.root_joint.qvel.start
+            self._sources |= {
+                "root_pos_w": ("qpos", slice(q, q + 3)),
+                "root_quat_w": ("qpos", slice(q + 3, q + 7)),
+                "root_lin_vel_w": ("qvel", slice(v, v + 3)),
+                "root_ang_vel_b": ("qvel", slice(v + 3, v + 6)),
+            }
         self.default_root_pose = backend.default_qpos[root].float().to(device)
         """``[7]``, the root's home position and quaternion; ``[0]`` for a fixed entity."""
 
@@ -229,54 +234,35 @@ class Entity:
     def find_geoms(self, patterns: Patterns | None, bodies: Sequence[int]) -> list[int]:
         """Model ids of the bodies' geoms whose whole names match; None selects all."""
         names = {self._model.bodies[i] for i in bodies}
-        own = [i for i, geom in enumerate(self._model.geoms) if geom.body in names]
-        if patterns is None:
-            return own
-        named = [self._model.geoms[i].name for i in own]
-        return [own[i] for i in find_names(patterns, named, f"geom of {self.name!r}")]
+        own = {i: g.name for i, g in enumerate(self._model.geoms) if g.body in names}
+        return self._find(patterns, own, "geom")
 
     def find_actuators(self, patterns: Patterns | None, joints: Sequence[int]) -> list[int]:
         """Model ids of the joints' actuators whose whole names match; None selects all."""
         names = {self.joint_names[i] for i in joints}
-        own = [i for i, a in enumerate(self._model.actuators) if a.joint in names]
+        own = {i: a.name for i, a in enumerate(self._model.actuators) if a.joint in names}
+        return self._find(patterns, own, "actuator")
+
+    def _find(self, patterns: Patterns | None, own: dict[int, str], what: str) -> list[int]:
+        ids = list(own)
         if patterns is None:
-            return own
-        named = [self._model.actuators[i].name for i in own]
-        return [own[i] for i in find_names(patterns, named, f"actuator of {self.name!r}")]
+            return ids
+        found = find_names(patterns, list(own.values()), f"{what} of {self.name!r}")
+        return [ids[i] for i in found]
 
     def source(self, name: str) -> Source:
-        """The physics array and the columns that a field is read from.
-
-        Raises:
-            ConfigError: there is no such field.
-            CapabilityError: the entity has no free root joint or no joints.
-        """
-        if name in ROOT_FIELDS:
-            if self.root_joint is None:
-                raise CapabilityError(f"entity {self.name!r} has no free root joint to read {name}")
-            q, v = self.root_joint.qpos.start, self.root_joint.qvel.start
-            return {
-                "root_pos_w": ("qpos", slice(q, q + 3)),
-                "root_quat_w": ("qpos", slice(q + 3, q + 7)),
-                "root_lin_vel_w": ("qvel", slice(v, v + 3)),
-                "root_ang_vel_b": ("qvel", slice(v + 3, v + 6)),
-            }[name]
-        if name not in JOINT_FIELDS:
-            raise ConfigError(f"entities have no field {name!r}{did_you_mean(name, FIELDS)}")
-        if not self.joints:
-            raise CapabilityError(f"entity {self.name!r} has no joints to read {name}")
-        if name == "joint_pos":
-            return "qpos", slice(self.joints[0].qpos.start, self.joints[-1].qpos.stop)
-        dofs = slice(self.joints[0].qvel.start, self.joints[-1].qvel.stop)
-        return ("qvel" if name == "joint_vel" else "qfrc_actuator"), dofs
+        """The physics array and the columns that a field is read from."""
+        try:
+            return self._sources[name]
+        except KeyError:
+            if name not in FIELDS:
+                hint = did_you_mean(name, FIELDS)
+                raise ConfigError(f"entities have no field {name!r}{hint}") from None
+            part = "free root joint" if name in ROOT_FIELDS else "joints"
+            raise CapabilityError(f"entity {self.name!r} has no {part} to read {name}") from None
 
     def write_root_pose(self, pos: Tensor, quat: Tensor) -> None:
-        """Stage the root's pose for the rows of the open transaction.
-
-        Args:
-            pos: ``[n, 3]`` m, world frame.
-            quat: ``[n, 4]``, of any length but 0.
-        """
+        """Stage the root's pose: ``[n, 3]`` m, world frame; ``[n, 4]``, of any length but 0."""
         root = self._staged().qpos[:, self._root().qpos]
         _check_shape("root position", pos, root[:, :3])
         _check_shape("root quaternion", quat, root[:, 3:])
@@ -284,35 +270,20 @@ class Entity:
         root[:, :3], root[:, 3:] = pos, quat / length
 
     def write_root_velocity(self, lin_vel_w: Tensor, ang_vel_b: Tensor) -> None:
-        """Stage the root's velocity for the rows of the open transaction.
-
-        Args:
-            lin_vel_w: ``[n, 3]`` m/s, world frame.
-            ang_vel_b: ``[n, 3]`` rad/s, body frame.
-        """
+        """Stage the root's velocity ``[n, 3]``: m/s, world frame, and rad/s, body frame."""
         root = self._staged().qvel[:, self._root().qvel]
         _check_shape("root linear velocity", lin_vel_w, root[:, :3])
         _check_shape("root angular velocity", ang_vel_b, root[:, 3:])
         root[:, :3], root[:, 3:] = lin_vel_w, ang_vel_b
 
     def staged_root_velocity(self) -> Tensor:
-        """The root's velocity in the open transaction.
-
-        Returns:
-            ``[n, 6]``: linear, m/s, world frame; angular, rad/s, body frame.
-        """
-        cols = self._root().qvel
-        return self._staged().qvel[:, cols.start : cols.stop]
+        """``[n, 6]``, the root's velocity with the writes so far, as in the write."""
+        return self._staged().qvel[:, self._root().qvel]
 
     def write_joint_state(
         self, pos: Tensor, vel: Tensor, joint_ids: Tensor | slice = slice(None)
     ) -> None:
-        """Stage joints for the rows of the open transaction.
-
-        Args:
-            pos, vel: ``[n, joints]`` rad, rad/s.
-            joint_ids: ``SceneEntityCfg.joint_ids``; all joints by default.
-        """
+        """Stage joints, ``[n, joints]`` rad and rad/s; ``joint_ids`` are the entity's columns."""
         staged = self._staged()
         if isinstance(joint_ids, Tensor):
             joint_ids = joint_ids.cpu()
@@ -339,11 +310,7 @@ def _check_shape(what: str, value: Tensor, target: Tensor) -> None:
 
 
 def find_names(patterns: Patterns, names: Sequence[str], what: str) -> list[int]:
-    """Indices of the names that match any pattern as a whole, in the order of ``names``.
-
-    Raises:
-        ConfigError: there is no pattern, or one matches nothing.
-    """
+    """Indices of the names that match any pattern as a whole, in the order of ``names``."""
     if not patterns:
         raise ConfigError(f"names of a {what} must be one of {list(names)}, got {patterns!r}")
     found: set[int] = set()

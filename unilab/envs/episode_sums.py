@@ -15,8 +15,6 @@ class EpisodeSums:
 
     Args:
         names: names of the summed values, by block; the block is the prefix of its metrics' tags.
-        num_envs: environments in the batch.
-        device: device of the sums.
         per_step: blocks that are averaged over the steps of the episodes, not over the episodes.
     """
 

@@ -82,15 +82,9 @@ class ManagerBasedRlEnv(TorchEnv):
     Observations and recorders are built last, so other terms cannot use their managers by then.
 
     Args:
-        cfg: the task.
-        num_envs: environments in the batch, at least 1.
-        device: where terms run.
+        device: where terms run; MuJoCo runs on the CPU.
         seed: seed of the environment's random generator; None draws one.
         backend: physics to use instead of MuJoCo on ``cfg.scene.model``.
-
-    Raises:
-        ConfigError: a name, pattern, shape or value in the task does not fit the model.
-        CapabilityError: the model or the backend lacks a feature that the task needs.
     """
 
     @torch.inference_mode(False)  # tensors made here are written to outside of it
@@ -155,11 +149,7 @@ class ManagerBasedRlEnv(TorchEnv):
         return self.observation_manager.groups_spec
 
     def episode_so_far(self, row: int) -> tuple[dict[str, float], list[str]]:
-        """Reward sums of a row's episode and the termination terms that fired, before a reset.
-
-        Returns:
-            Sums by reward term, and names of termination terms.
-        """
+        """Reward sums of a row's episode, and the terminations that fired in its last step."""
         rewards, terminations = self.reward_manager, self.termination_manager
         sums = rewards.episode_sums[:, row].tolist()
         fired = terminations.term_dones[:, row].tolist()
@@ -219,9 +209,9 @@ class ManagerBasedRlEnv(TorchEnv):
 
     def _on_refused_reset(self, error: BaseException, rows: Tensor) -> None:
         if isinstance(error, NonFiniteError):
-            event = self.event_manager.find_nonfinite_event(rows)
-            if event is not None:
-                error.add_note(f"What is not finite comes from event {event!r}.")
+            found = self.event_manager.explain_nonfinite(rows)
+            if found is not None:
+                error.add_note(f"Found by running the reset events again: {found}")
             self._on_fault(error)
 
     def _on_fault(self, error: BaseException) -> None:
@@ -280,16 +270,11 @@ class ManagerBasedRlEnv(TorchEnv):
         self._staggering = self.cfg.init_at_random_ep_len
 
     def close(self, *, raise_if_closed: bool = True) -> None:
-        """Free the physics; a second call does nothing."""
         super().close(raise_if_closed=raise_if_closed)
         self.backend.close()
 
     def deployment_metadata(self) -> dict[str, Any]:
-        """What a robot's controller needs to run a policy of this task, as JSON values.
-
-        See :func:`unilab.envs.deployment.deployment_metadata`; ``unilab export`` writes it into
-        the exported file.
-        """
+        """What a robot's controller needs to run a policy; ``unilab export`` writes it."""
         return deployment_metadata(self)
 
     def describe(self) -> str:

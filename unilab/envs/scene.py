@@ -68,11 +68,7 @@ class Transaction:
     """Model parameters and other tensors."""
 
     def stage(self, write: StagedWrite) -> None:
-        """Add a write.
-
-        Raises:
-            ConfigError: the index or the shape of the values does not fit.
-        """
+        """Add a write whose index and shape fit the target."""
         # Lists, because reductions of short tensors are slow.
         index = [[i] if isinstance(i, int) else i.reshape(-1).tolist() for i in write.index]
         sizes = write.target.shape[1 : 1 + len(index)]
@@ -90,36 +86,19 @@ class Transaction:
         self.writes.append(write)
 
     def validate(self, writer: str) -> None:
-        """Check all staged values before anything is written.
-
-        Args:
-            writer: the event that staged them, for messages.
-
-        Raises:
-            NonFiniteError: a staged value is not finite; names the rows.
-        """
-        for write in self.writes:
-            if not is_finite(write.value):
-                raise self._not_finite(writer, write.what, write.value)
-        if not (is_finite(self.qpos) and is_finite(self.qvel)):
-            state = torch.cat((self.qpos, self.qvel), dim=1)
-            raise self._not_finite(writer, "state", state)
-
-    def _not_finite(self, writer: str, what: str, value: Tensor) -> NonFiniteError:
-        rows = self.rows[bad_rows(value)].tolist()
-        return NonFiniteError(
-            f"{writer} staged non-finite {what} for rows {rows}: nothing was written", rows
-        )
+        """Check that all staged values are finite; ``writer`` is named in the error."""
+        values = [(write.what, write.value) for write in self.writes]
+        for what, value in (*values, ("state (qpos)", self.qpos), ("state (qvel)", self.qvel)):
+            if not is_finite(value):
+                rows = self.rows[bad_rows(value)].tolist()
+                raise NonFiniteError(
+                    f"{writer} staged non-finite {what} for rows {rows}: nothing was written", rows
+                )
 
     def commit(
         self, backend: SimBackend, before_write: Callable[[StagedWrite, Tensor], None] | None
     ) -> None:
-        """Write everything.
-
-        Args:
-            backend: the physics.
-            before_write: called with every write and its rows.
-        """
+        """Write everything; ``before_write`` is called with every write and its rows."""
         for write in self.writes:
             rows = self.rows.to(write.target.device)
             if before_write is not None:
@@ -136,11 +115,6 @@ class EntityScene:
     While the environment is built, every term is called once inside :meth:`recording`, which notes
     the fields and sensors that it reads. :meth:`compile_tensor_reads` then freezes their union into
     one packet. From then on a read of anything else is an error.
-
-    Args:
-        cfg: the entities.
-        backend: the physics.
-        device: device of the terms' tensors.
     """
 
     def __init__(self, cfg: SceneCfg, backend: SimBackend, device: torch.device) -> None:
@@ -156,12 +130,7 @@ class EntityScene:
         self._nominal: dict[str, Tensor] = {}
         self.entities = {
             name: Entity(
-                name,
-                entity,
-                backend,
-                device,
-                staged=lambda: self.staged,
-                undeclared=partial(self._read_dry, name),
+                name, entity, backend, device, lambda: self.staged, partial(self._read_dry, name)
             )
             for name, entity in cfg.entities.items()
         }
@@ -194,20 +163,15 @@ class EntityScene:
             ids["joint_ids"] = torch.tensor(joints, device=self._device)
         return replace(cfg, **ids)
 
-    # Reads ----------------------------------------------------------------------------------------
-
     def declare(self, entity: str, name: str) -> None:
-        """Add a field of an entity to the packet.
-
-        Needed only for a field that is not read when the environment is built.
-        """
+        """Add a field of an entity to the packet, if no term reads it in its first call."""
         for base in DERIVED_FIELDS.get(name, (name,)):
             source, _ = self[entity].source(base)
             self._backend.get_tensor_capabilities().require_state_field(source)
             self._declared[(entity, base)] = None
 
     def declare_sensor(self, name: str) -> None:
-        """Add a sensor to the packet; see :meth:`declare`."""
+        """Add a sensor to the packet, if no term reads it in its first call."""
         self._backend.get_tensor_capabilities().require_sensor(name)
         self._declared[("", name)] = None
 
@@ -291,9 +255,6 @@ class EntityScene:
         Args:
             lose_rows: instead of an error, mark the rows in ``diverged``, including those with
                 values beyond :data:`MAX_VALUE`, and let terms read zeros there.
-
-        Raises:
-            NonFiniteError: names the fields and rows.
         """
         packet = self.plan.packet
         if lose_rows:
@@ -316,8 +277,6 @@ class EntityScene:
         for entity in self.entities.values():
             entity.data._cache.clear()
 
-    # Writes ---------------------------------------------------------------------------------------
-
     def declare_field(self, name: str) -> None:
         """Let a model parameter differ between environments, for a term that writes it."""
         if name not in self._fields:
@@ -337,11 +296,9 @@ class EntityScene:
     def write_field(self, name: str, index: tuple[Tensor | int, ...], value: Tensor) -> None:
         """Stage a declared model parameter for the rows of the open transaction.
 
-        Fields that the model computes from the parameter are recomputed.
-
         Args:
             name: the field's name in MuJoCo's model.
-            index: where to write in an environment's field; the first are indices ``[m]``.
+            index: where to write in each row of the field; the first are indices ``[m]``.
             value: ``[n, m, ...]``.
         """
         self.nominal(name)
@@ -349,14 +306,7 @@ class EntityScene:
         self.staged.stage(StagedWrite(self._fields[name], index, value, name, derives))
 
     def write_tensor(self, target: Tensor, columns: Tensor, value: Tensor, what: str) -> None:
-        """Stage rows of a tensor outside the simulator, such as a sensor's bias.
-
-        Args:
-            target: ``[num_envs, k]``.
-            columns: ``[m]``, where to write.
-            value: ``[n, m]``.
-            what: the tensor's name, for messages.
-        """
+        """Stage columns ``[m]`` of a tensor outside the simulator, such as a sensor's bias."""
         self.staged.stage(StagedWrite(target, (columns,), value, what, derives=False))
 
     def stage_reset(self, rows: Tensor) -> None:

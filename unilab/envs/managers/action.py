@@ -44,15 +44,9 @@ class JointEffortActionCfg(ActionTermCfg):
 
 
 class ActionManager:
-    """Maps ``[num_envs, action_dim]`` actions in [-1, 1] to controls and remembers the last two.
+    """Maps actions in [-1, 1] to controls and remembers the last two.
 
-    Args:
-        cfg: the terms; their columns follow each other in order.
-        env: the environment.
-
-    Attributes:
-        action: ``[num_envs, action_dim]``, the current action (zeros after a reset).
-        prev_action: the action before it.
+    The columns of an action are those of the terms, in order.
     """
 
     def __init__(self, cfg: Mapping[str, ActionTermCfg], env: ManagerBasedRlEnv) -> None:
@@ -76,6 +70,7 @@ class ActionManager:
             scales += scale
         device = env.device
         self._ids = torch.tensor(ids, device=device)
+        self.action_dim = len(ids)
         self._in_order = ids == list(range(len(names)))
         self.actuator_names = [names[i] for i in ids]
         self.scale = torch.tensor(scales, device=device)
@@ -83,27 +78,15 @@ class ActionManager:
         self.offset = torch.tensor(offsets, device=device)
         """``[action_dim]``."""
         self.action = torch.zeros(env.num_envs, len(ids), device=device)
+        """``[num_envs, action_dim]``, the current action; zeros after a reset."""
         self.prev_action = torch.zeros_like(self.action)
         self._delay: DelayBuffer | None = None
-        if any(recall.depth > 1 for recall in specs):
+        if any(spec.depth > 1 for spec in specs):
             self._delay = DelayBuffer(specs, env.num_envs, env.generator)
-        home_ctrl = env.backend.default_ctrl.float().to(device)
-        self._ctrl = home_ctrl.repeat(env.num_envs, 1)
-
-    @property
-    def action_dim(self) -> int:
-        """Number of action columns."""
-        return len(self._ids)
+        self._ctrl = env.backend.default_ctrl.float().to(device).repeat(env.num_envs, 1)
 
     def process(self, action: Tensor) -> Tensor:
-        """Remember an action and turn it into controls.
-
-        Args:
-            action: ``[num_envs, action_dim]``.
-
-        Returns:
-            ``[num_envs, nu]`` controls.
-        """
+        """Remember an action and turn it into controls, ``[num_envs, nu]``."""
         self.action, self.prev_action = self.prev_action, self.action
         self.action.copy_(action)
         acting = self.action if self._delay is None else self._delay.push(self.action)
@@ -133,8 +116,9 @@ def _offsets(
     term: ActionTermCfg, actuators: Sequence[ActuatorInfo], backend: SimBackend
 ) -> list[float]:
     """Controls at action 0."""
+    centred = [0.0] * len(actuators)
     if not isinstance(term, JointPositionActionCfg):
-        return [0.0] * len(actuators)
+        return centred
     joints = {joint.name: joint for joint in backend.joints}
     motors = [a.name for a in actuators if a.stiffness == 0.0 or a.joint not in joints]
     if motors:
@@ -142,7 +126,7 @@ def _offsets(
             f"actuators {motors} must be position actuators of joints: use JointEffortActionCfg"
         )
     if not term.use_default_offset:
-        return [0.0] * len(actuators)
+        return centred
     return [float(backend.default_qpos[joints[a.joint].qpos.start]) for a in actuators if a.joint]
 
 

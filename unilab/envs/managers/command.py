@@ -55,8 +55,7 @@ class CommandTerm(ABC):
     def metrics(self) -> dict[str, Tensor]:
         """How well the current command is followed, ``[num_envs]`` float32 each.
 
-        Called in every step, before a new command is drawn. The means over the steps of ended
-        episodes are logged as ``Metrics/<command>/<name>``.
+        The means over the steps of ended episodes are logged as ``Metrics/<command>/<name>``.
         """
         return {}
 
@@ -77,28 +76,20 @@ class CommandTerm(ABC):
 
 
 class CommandManager:
-    """The task's commands by name.
-
-    Args:
-        cfg: the terms.
-        env: the environment.
-    """
+    """The task's commands by name."""
 
     def __init__(self, cfg: Mapping[str, CommandTermCfg], env: ManagerBasedRlEnv) -> None:
         self._env = env
-        self._terms: dict[str, CommandTerm] = {}
+        self.terms: dict[str, CommandTerm] = {}
         for name, term in cfg.items():
             with naming(f"command term {name!r}"):
-                self._terms[name] = term.build(env)
+                self.terms[name] = term.build(env)
         self.metric_names: list[str] = []
         """``<command>/<name>`` of every metric; known after :meth:`dry_run`."""
 
     def dry_run(self) -> None:
-        """Draw every command once when the environment is built, and check it and its metrics.
-
-        The scene records what they read.
-        """
-        for name, term in self._terms.items():
+        """Draw every command once when the environment is built, and check it and its metrics."""
+        for name, term in self.terms.items():
             label = f"command term {name!r}"
             with naming(label), self._env.scene.recording():
                 dry_run_reset(self._env, term.reset)
@@ -111,11 +102,6 @@ class CommandManager:
         with torch.inference_mode():
             return {f"{name}/{key}": value for key, value in term.metrics().items()}
 
-    @property
-    def terms(self) -> Mapping[str, CommandTerm]:
-        """The running terms by name."""
-        return self._terms
-
     def get_command(self, name: str) -> Tensor:
         """The current command, ``[num_envs, width]``."""
         return self.get_term(name).command
@@ -123,37 +109,33 @@ class CommandManager:
     def get_term(self, name: str) -> CommandTerm:
         """The running term of that name."""
         try:
-            return self._terms[name]
+            return self.terms[name]
         except KeyError:
             raise ConfigError(
-                f"the task has no command {name!r}{did_you_mean(name, self._terms)}; "
-                f"it has {sorted(self._terms)}"
+                f"the task has no command {name!r}{did_you_mean(name, self.terms)}; "
+                f"it has {sorted(self.terms)}"
             ) from None
 
     def compute(self) -> None:
-        """Add up the metrics and advance every command by one control step.
-
-        Raises:
-            NonFiniteError: names the metrics and rows.
-        """
+        """Add up the metrics and advance every command by one control step."""
         if self.metric_names:
             found: list[Tensor] = []
-            for name, term in self._terms.items():
+            for name, term in self.terms.items():
                 found += self._metrics_of(name, term).values()
             values = torch.stack(found)
             require_finite("command metrics are not finite", self.metric_names, values)
             self._env.episode_sums["Metrics"][: len(values)].add_(values)
-        for term in self._terms.values():
+        for term in self.terms.values():
             term.compute()
 
     def reset(self, rows: Tensor) -> None:
         """Draw new commands for environments that begin an episode."""
-        for term in self._terms.values():
+        for term in self.terms.values():
             term.reset(rows)
 
     def __str__(self) -> str:
         lines = ["commands"]
-        for name, term in self._terms.items():
+        for name, term in self.terms.items():
             tags = (metric.partition("/") for metric in self.metric_names)
             own = ", ".join(metric for command, _, metric in tags if command == name)
             measured = f", measures {own}" if own else ""

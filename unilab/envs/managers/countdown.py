@@ -24,14 +24,10 @@ def check_waiting(what: str, span: tuple[float, float]) -> None:
 
 
 class Countdown:
-    """Waiting times, drawn uniformly and counted in whole control steps.
+    """Waiting times, drawn uniformly between two bounds in seconds, in whole control steps.
 
     The earliest one is kept as a number, so that a step in which nothing is due costs no tensor
     operation.
-
-    Args:
-        span: seconds, shortest and longest wait.
-        env: the environment.
     """
 
     def __init__(self, span: tuple[float, float], env: ManagerBasedRlEnv) -> None:
@@ -50,11 +46,7 @@ class Countdown:
         self._earliest = min(self._earliest, due.min().item())
 
     def advance(self) -> Tensor | None:
-        """Count one control step.
-
-        Returns:
-            ``[n]`` int64, environments that are due, which the caller restarts; None if none is.
-        """
+        """Count one control step, and return the rows that are due, which the caller restarts."""
         self._now += 1
         if self._now < self._earliest:
             return None

@@ -32,12 +32,7 @@ class CurriculumTermCfg:
 
 
 class CurriculumManager:
-    """Runs the terms whenever episodes end, before new commands are drawn.
-
-    Args:
-        cfg: the terms.
-        env: the environment.
-    """
+    """Runs the terms whenever episodes end, before new commands are drawn."""
 
     def __init__(self, cfg: Mapping[str, CurriculumTermCfg], env: ManagerBasedRlEnv) -> None:
         self._env = env
@@ -53,10 +48,6 @@ class CurriculumManager:
         """Run the terms for environments whose episodes end.
 
         A term that fails refuses the reset; changes of the terms before it remain.
-
-        Raises:
-            ConfigError: a term returned something that cannot be logged.
-            NonFiniteError: a term returned NaN or an infinity.
         """
         for term in self._terms:
             self._log(term, term(self._env, rows))

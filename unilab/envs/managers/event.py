@@ -18,8 +18,6 @@ from unilab.errors import ConfigError, NonFiniteError
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
 
-MODES = ("startup", "reset", "interval")
-
 
 @dataclass(frozen=True, kw_only=True)
 class EventTermCfg:
@@ -53,15 +51,11 @@ class EventManager:
 
     Every other event runs once as well, without a write, so that a bad one fails now and the scene
     records what it reads.
-
-    Args:
-        cfg: the terms.
-        env: the environment.
     """
 
     def __init__(self, cfg: Mapping[str, EventTermCfg], env: ManagerBasedRlEnv) -> None:
         self._env = env
-        self._terms: dict[str, list[Term]] = {mode: [] for mode in MODES}
+        self._terms: dict[str, list[Term]] = {"startup": [], "reset": [], "interval": []}
         self._countdowns: list[Countdown] = []
         for name, term in cfg.items():
             bound = bind_term(env, "event", name, term, leading=2)
@@ -91,36 +85,29 @@ class EventManager:
             scene.discard_staged()
             env.generator.set_state(before)
 
-    def stage_reset(self, rows: Tensor) -> None:
+    def stage_reset(self, rows: Tensor, check_each: bool = False) -> None:
         """Run the reset events on the rows of the open transaction, and check what they staged.
 
-        Raises:
-            NonFiniteError: it is not finite.
+        Args:
+            rows: ``[n]`` int64.
+            check_each: check after each event, which is slower, so that an error names the event.
         """
         with torch.inference_mode():
             for term in self._terms["reset"]:
                 term(self._env, rows)
+                if check_each:
+                    self._env.scene.staged.validate(term.label)
         self._env.scene.staged.validate("a reset event")
 
-    def find_nonfinite_event(self, rows: Tensor) -> str | None:
-        """Run the reset events again and check each.
-
-        Returns:
-            The first event that stages a non-finite value; None if none does so again.
-        """
-        scene = self._env.scene
+    def explain_nonfinite(self, rows: Tensor) -> str | None:
+        """Run the reset events again, and return the error that names the one at fault, if any."""
         try:
-            scene.stage_reset(rows)
-            with torch.inference_mode():
-                for term in self._terms["reset"]:
-                    term(self._env, rows)
-                    scene.staged.validate(term.label)
-        except NonFiniteError:
-            return term.name
-        except Exception:  # errors of this diagnostic run are ignored
-            return None
+            self._env.scene.stage_reset(rows)
+            self.stage_reset(rows, check_each=True)
+        except Exception as error:
+            return str(error) if isinstance(error, NonFiniteError) else None
         finally:
-            scene.discard_staged()
+            self._env.scene.discard_staged()
         return None
 
     def reset(self, rows: Tensor) -> None:
@@ -129,12 +116,9 @@ class EventManager:
             countdown.restart(rows)
 
     def interval(self) -> Tensor | None:
-        """Run the interval events that are due; each stages and commits its own rows.
+        """Run the interval events that are due, and return the rows that they wrote, ``[n]``.
 
         A row whose physics diverged is left alone: its episode ends with this step.
-
-        Returns:
-            ``[n]`` environments whose state was written, or None.
         """
         scene, written = self._env.scene, []
         for term, countdown in zip(self._terms["interval"], self._countdowns, strict=True):

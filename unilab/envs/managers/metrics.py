@@ -25,12 +25,7 @@ class MetricsTermCfg:
 
 
 class MetricsManager:
-    """Sums the terms over each episode.
-
-    Args:
-        cfg: the terms.
-        env: the environment.
-    """
+    """Sums the terms over each episode."""
 
     def __init__(self, cfg: Mapping[str, MetricsTermCfg], env: ManagerBasedRlEnv) -> None:
         self._env = env
@@ -38,11 +33,7 @@ class MetricsManager:
         self.term_names = list(cfg)
 
     def compute(self) -> None:
-        """Add this step's values.
-
-        Raises:
-            NonFiniteError: names the terms and rows.
-        """
+        """Add this step's values."""
         if self._terms:
             values = torch.stack(evaluate(self._terms, self._env))
             require_finite("metrics are not finite", self.term_names, values)

@@ -85,10 +85,6 @@ class ObservationManager:
     All terms are gathered once; noise, clip and scale act on whole groups: a few operations however
     many terms there are. A term that both groups hold (the same ``ObservationTermCfg``) is computed
     once.
-
-    Args:
-        cfg: the groups; ``obs`` is required, ``critic`` optional, others are refused.
-        env: the environment.
     """
 
     def __init__(self, cfg: Mapping[str, ObservationGroupCfg], env: ManagerBasedRlEnv) -> None:
@@ -120,13 +116,7 @@ class ObservationManager:
         }
 
     def _group(self, group: str, picks: list[int], values: list[Tensor]) -> _Group:
-        """Freeze the scales, clips, noise, delays and histories of one group.
-
-        Args:
-            group: its name.
-            picks: the group's terms among all terms.
-            values: what all terms returned.
-        """
+        """One group, from the places of its terms among all terms, and what all terms returned."""
         cfg, env = self._cfg[group], self._env
         columns: list[Tensor] = []
         specs: list[DelaySpec] = []
@@ -138,16 +128,16 @@ class ObservationManager:
                     "leave the term out"
                 )
             columns.append(_columns(group, name, term, width))
-            specs.append(_recall(group, name, cfg, term, width))
+            specs.append(_delay_spec(group, name, cfg, term, width))
         scale, middle, half, lower, upper = torch.cat(columns, 1).to(env.device)
         noisy = cfg.enable_corruption and bool((middle.abs() + half).any())
         clipped = bool((lower.isfinite() | upper.isfinite()).any())
-        late = any(recall.depth > 1 for recall in specs)
+        late = any(spec.depth > 1 for spec in specs)
         return _Group(
             terms={n: self._terms[i] for n, i in zip(cfg.terms, picks, strict=True)},
             columns=self._gathered(picks, values),
-            widths={n: r.width for n, r in zip(cfg.terms, specs, strict=True)},
-            shown={n: r.width * r.frames for n, r in zip(cfg.terms, specs, strict=True)},
+            widths={n: s.width for n, s in zip(cfg.terms, specs, strict=True)},
+            shown={n: s.width * s.frames for n, s in zip(cfg.terms, specs, strict=True)},
             scale=scale,
             noise=(middle, half) if noisy else None,
             clip=(lower, upper) if clipped else None,
@@ -178,16 +168,10 @@ class ObservationManager:
         return self._groups[group].terms[name]
 
     def compute(self, rows: Tensor | None = None) -> dict[str, Tensor]:
-        """New tensors for every group.
+        """New tensors ``[n, width]`` by group.
 
         Args:
             rows: ``[n]`` int64, environments that begin an episode; None: all took a step.
-
-        Returns:
-            ``[n, width]`` by group; noise is drawn for these rows only.
-
-        Raises:
-            NonFiniteError: names the terms and rows.
         """
         if rows is None:
             gathered = torch.cat(evaluate(self._terms, self._env), dim=1)
@@ -245,14 +229,14 @@ def _treatment(
         yield "clip {:g} to {:g}".format(*term.clip)
     if term.scale != 1.0:
         yield f"scale {term.scale}"
-    recall = _recall(group, name, cfg, term, 1)
+    spec = _delay_spec(group, name, cfg, term, 1)
     if term.delay_max_lag:
         yield f"{term.delay_min_lag} to {term.delay_max_lag} steps late"
-    if recall.frames > 1:
-        yield f"{recall.frames} frames"
+    if spec.frames > 1:
+        yield f"{spec.frames} frames"
 
 
-def _recall(
+def _delay_spec(
     group: str, name: str, cfg: ObservationGroupCfg, term: ObservationTermCfg, width: int
 ) -> DelaySpec:
     label = f"observation ({group}) term {name!r}"

@@ -30,12 +30,7 @@ class RewardTermCfg:
 
 
 class RewardManager:
-    """Sums the terms, and each term over the episode.
-
-    Args:
-        cfg: the terms.
-        env: the environment.
-    """
+    """Sums the terms, and each term over the episode."""
 
     def __init__(self, cfg: Mapping[str, RewardTermCfg], env: ManagerBasedRlEnv) -> None:
         self._env = env
@@ -62,11 +57,7 @@ class RewardManager:
         return float(self._weights[self._place(name)]) / self._env.step_dt
 
     def set_weight(self, name: str, weight: float) -> None:
-        """Change the weight of a term, for a curriculum.
-
-        Raises:
-            ConfigError: there is no such term, or it is not computed because its weight was 0.
-        """
+        """Change the weight of a term, for a curriculum."""
         check_fits(f"the new weight of reward term {name!r}", weight, float)
         self._weights[self._place(name)] = weight * self._env.step_dt
 
@@ -84,13 +75,9 @@ class RewardManager:
         return self.term_names.index(name)
 
     def compute(self) -> Tensor:
-        """The reward of this step, ``[num_envs]``.
-
-        Raises:
-            NonFiniteError: names the terms and rows.
-        """
+        """The reward of this step, ``[num_envs]``."""
         if not self._terms:
-            self.reward = torch.zeros(self._env.num_envs, device=self._env.device)
+            self.reward = torch.zeros_like(self.reward)
             return self.reward
         values = torch.stack(evaluate(self._terms, self._env)).mul_(self._weights)
         reward = values.sum(0)

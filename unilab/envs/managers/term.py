@@ -1,4 +1,11 @@
-"""Terms: functions of the environment that managers call, bound to their parameters."""
+"""Terms: the functions in a task's tables, and how a manager binds and calls them.
+
+A manager gives each entry of its table to :func:`bind_term`, which checks the parameters, finds the
+joints and bodies that they name, and makes the object if ``func`` is a :class:`ManagerTermBase`
+class. While the environment is built, :meth:`Term.dry_run` calls each term once: its output is
+checked, and the scene records which fields it reads. From then on :func:`evaluate` calls the terms
+in every step, :meth:`Term.reset` clears their state when episodes end.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,14 +29,12 @@ if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
 
 F = TypeVar("F", bound=Callable[..., Any])
-_ARGS, _KWARGS = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 
 
 def reads(*fields: str, sensors: str | tuple[str, ...] = ()) -> Callable[[F], F]:
-    """Declare what a term reads later, but not in its first call.
+    """Declare what a term reads only under some condition.
 
-    Every term is called once when the environment is built, and what it reads then joins the
-    scene's packet by itself. A term that reads a field only under some condition declares it.
+    What it reads in its first call, when the environment is built, is found without a declaration.
 
     Args:
         *fields: fields of the entity in the term's ``SceneEntityCfg`` parameter
@@ -60,12 +65,11 @@ def writes(*fields: str) -> Callable[[F], F]:
 
 
 class ManagerTermBase(ABC):
-    """A stateful term: give the class as ``func``.
+    """A stateful term: give the class as ``func``; it is made once and then called like a function.
 
-    It is made once as ``func(cfg, env)`` and then called like a function. Make its tensors in
-    ``__init__``, on ``env.device``. The state of an observation term must be ``[env.num_envs,
-    ...]``, in a list, a dict or a TensorDict if need be: the term is also called when only some
-    environments are reset, and the rows of the others are then restored.
+    Make its tensors in ``__init__``, on ``env.device``. The state of an observation term must be
+    ``[env.num_envs, ...]``, in a list, a dict or a TensorDict if need be: the term is also called
+    when only some environments are reset, and the rows of the others are then restored.
 
     Args:
         cfg: the term's configuration, with entities resolved and defaults filled in.
@@ -139,35 +143,25 @@ class Term:
                 self.func.reset(rows)
 
 
-class TermCfg(Protocol):
-    """The fields that the configurations of all terms share."""
-
-    @property
-    def func(self) -> Callable[..., Any]: ...
-
-    @property
-    def params(self) -> dict[str, Any]: ...
-
-
 def bind_term(
     env: ManagerBasedRlEnv,
     kind: str,
     name: str,
-    cfg: TermCfg,
+    cfg: Any,
     output: Output | None = None,
     *,
     leading: int = 1,
     idle: bool = False,
 ) -> Term:
-    """Check a term's parameters, resolve its entities, and instantiate a class.
+    """Check a term's parameters, resolve the entities in them, and make the object of a class.
 
     Args:
-        env: the environment.
+        env: the environment; it keeps the term among ``env.terms``.
         kind: ``"reward"``, ``"event"``, ..., for messages.
-        name: the term's name in its manager.
-        cfg: ``func(env, ..., **params)`` and its keyword parameters.
+        name: the term's name in its table.
+        cfg: its configuration, with the fields ``func`` and ``params``.
         output: what the term must return.
-        leading: positional arguments that the manager passes.
+        leading: positional arguments of its calls: 1 for ``env``, 2 for ``env, env_ids``.
         idle: only check the term, because its manager will not call it.
     """
     label = f"{kind} term {name!r}"
@@ -177,48 +171,39 @@ def bind_term(
         if not callable(func) or (stateful and not issubclass(func, ManagerTermBase)):
             raise ConfigError(f"func must be a function or a ManagerTermBase class, got {func!r}")
         called = func.__call__ if stateful else func
-        params = _bound(called, getattr(func, "__name__", "func"), cfg.params, leading + stateful)
+        params = _with_defaults(called, cfg.params, leading + stateful)
         _declare(env, func, params)
         params = {key: _resolved(env, value) for key, value in params.items()}
         if stateful:
-            func = func(replace(cfg, params=params), env)  # type: ignore[type-var]
+            func = func(replace(cfg, params=params), env)
     term = Term(label, name, func, params, output)
     if not idle:
         env.terms.append(term)
     return term
 
 
-def _bound(
-    called: Callable[..., Any], title: str, params: Mapping[str, Any], leading: int
+def _with_defaults(
+    called: Callable[..., Any], params: Mapping[str, Any], leading: int
 ) -> dict[str, Any]:
-    """Every keyword parameter of a term by name, as given or as its default."""
+    """The parameters of a term, checked, with the defaults of those that were not given."""
     signature = inspect.signature(called)
     accepted = signature.parameters
     try:
-        bound = signature.bind(*[None] * leading, **params)
+        signature.bind(*[None] * leading, **params)
     except TypeError as error:
         unknown = next((key for key in params if key not in accepted), None)
         hint = "" if unknown is None else did_you_mean(unknown, accepted)
-        raise ConfigError(f"{title}: {error}{hint}") from None
+        raise ConfigError(f"func: {error}{hint}") from None
     hints = hints_of(called)
-    others = next((n for n, p in accepted.items() if p.kind is _KWARGS), "")
     for key, value in params.items():
         if not isinstance(value, SceneEntityCfg):  # its patterns are checked when resolved
-            check_fits(
-                key, value, hints.get(key if key in accepted else others, Any), infinite=True
-            )
-    bound.apply_defaults()
-    passed = signature.bind_partial(*[None] * leading).arguments
-    named = {
-        key: value
-        for key, value in bound.arguments.items()
-        if key not in passed and accepted[key].kind not in (_ARGS, _KWARGS)
-    }
-    return named | dict(params)
+            check_fits(key, value, hints.get(key, Any), infinite=True)
+    keywords = list(accepted.values())[leading:]
+    return {p.name: p.default for p in keywords if p.default is not p.empty} | dict(params)
 
 
 def _declare(env: ManagerBasedRlEnv, func: Callable[..., Any], params: Mapping[str, Any]) -> None:
-    """Tell the scene of what the term's decorators name."""
+    """Tell the scene what ``@reads`` and ``@writes`` name."""
     for name in getattr(func, "writes_fields", ()):
         env.scene.declare_field(name)
     for leaf in tree_leaves(dict(params)):
@@ -254,12 +239,7 @@ def naming(label: str) -> Iterator[None]:
 
 
 def check_output(env: ManagerBasedRlEnv, label: str, value: Any, output: Output) -> None:
-    """Check what a term returned when the environment was built.
-
-    Raises:
-        ConfigError: another type, shape, dtype or device.
-        NonFiniteError: a float32 value is not finite; names the rows.
-    """
+    """Check type, shape, dtype, device and finiteness of what a term returned."""
     dtype, ndim = output
     if not isinstance(value, Tensor):
         raise ConfigError(f"{label} must return {output}, got {value!r}")
@@ -300,11 +280,6 @@ def only_rows(terms: Sequence[Term], rows: Tensor, num_envs: int) -> Iterator[No
 
     Restored are tensors ``[num_envs, ...]`` and plain numbers among a term's attributes, also in
     lists, tuples, dicts and TensorDicts. Numbers get the values that they had before.
-
-    Args:
-        terms: terms; those without state are left alone.
-        rows: ``[n]`` int64.
-        num_envs: environments in the batch.
     """
     stateful = [term.func for term in terms if isinstance(term.func, ManagerTermBase)]
     before = [_state(func) for func in stateful]

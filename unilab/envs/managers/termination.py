@@ -38,12 +38,7 @@ def nan_detection(env: ManagerBasedRlEnv) -> Tensor:
 
 
 class TerminationManager:
-    """Collects the terms into ``terminated`` and ``truncated``.
-
-    Args:
-        cfg: the terms.
-        env: the environment.
-    """
+    """Collects the terms into ``terminated`` and ``truncated``."""
 
     def __init__(self, cfg: Mapping[str, TerminationTermCfg], env: ManagerBasedRlEnv) -> None:
         self._env = env

@@ -22,7 +22,6 @@ __all__ = [
     "UniformVelocityCommandCfg",
 ]
 
-
 _VELOCITIES = ("lin_vel_x", "lin_vel_y", "ang_vel_z")
 
 
@@ -116,11 +115,7 @@ class UniformVelocityCommand(CommandTerm):
             check_range(name, bounds)
 
     def set_ranges(self, **ranges: tuple[float, float]) -> None:
-        """Change the bounds of later draws, for a curriculum.
-
-        Args:
-            **ranges: new bounds of ``lin_vel_x``, ``lin_vel_y`` or ``ang_vel_z``.
-        """
+        """Change the bounds of later draws, for a curriculum."""
         self.check_ranges(**ranges)
         self._ranges.update(ranges)
         low, high = torch.tensor([self._ranges[name] for name in _VELOCITIES]).T

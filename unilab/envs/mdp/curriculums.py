@@ -16,31 +16,7 @@ from unilab.errors import ConfigError
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
 
-__all__ = [
-    "commands_vel",
-    "modify_reward_weight",
-]
-
-
-def modify_reward_weight(
-    env: ManagerBasedRlEnv, env_ids: Tensor, term_name: str, weight: float, num_steps: int
-) -> float:
-    """Give a reward term another weight once training has taken some control steps.
-
-    Args:
-        term_name: the reward term; its first weight must not be 0.
-        weight: the new weight.
-        num_steps: control steps of the environment (not frames) until then.
-
-    Returns:
-        The current weight.
-    """
-    rewards = env.reward_manager
-    now = rewards.get_weight(term_name)
-    if env.common_step_counter > num_steps and now != weight:
-        rewards.set_weight(term_name, weight)
-        now = weight
-    return now
+__all__ = ["commands_vel"]
 
 
 class commands_vel(ManagerTermBase):

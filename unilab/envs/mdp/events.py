@@ -19,10 +19,8 @@ if TYPE_CHECKING:
 __all__ = [
     "push_by_setting_velocity",
     "reset_joints_by_offset",
-    "reset_joints_by_scale",
     "reset_root_state_uniform",
 ]
-
 
 _ROBOT = SceneEntityCfg("robot")
 _AXES = ("x", "y", "z", "roll", "pitch", "yaw")
@@ -41,7 +39,6 @@ def reset_root_state_uniform(
     Args:
         pose_range: offsets by axis (x, y, z in m; roll, pitch, yaw in rad); 0 if absent.
         velocity_range: velocities by axis (m/s, rad/s); 0 if absent.
-        asset_cfg: the entity.
     """
     entity = env.scene[asset_cfg.name]
     offset = _draw(env, env_ids.shape[0], pose_range)
@@ -65,39 +62,12 @@ def reset_joints_by_offset(
     Args:
         position_range: offsets, rad; positions are clipped to the joints' limits.
         velocity_range: velocities, rad/s.
-        asset_cfg: the entity and its ``joint_names``.
     """
-    home = env.scene[asset_cfg.name].data.default_joint_pos[asset_cfg.joint_ids]
+    entity, ids = env.scene[asset_cfg.name], asset_cfg.joint_ids
+    home = entity.data.default_joint_pos[ids]
     shape = (env_ids.shape[0], home.shape[0])
     pos = home + _uniform(env, shape, position_range)
-    _place_joints(env, asset_cfg, pos, _uniform(env, shape, velocity_range))
-
-
-def reset_joints_by_scale(
-    env: ManagerBasedRlEnv,
-    env_ids: Tensor,
-    position_range: Range,
-    velocity_range: Range,
-    asset_cfg: SceneEntityCfg = _ROBOT,
-) -> None:
-    """Place the joints at the home pose times uniform factors, at rest.
-
-    Args:
-        position_range: factors; positions are clipped to the joints' limits.
-        velocity_range: factors of the home velocities, which are 0, as in Isaac Lab.
-        asset_cfg: the entity and its ``joint_names``.
-    """
-    check_range("velocity_range", velocity_range)
-    home = env.scene[asset_cfg.name].data.default_joint_pos[asset_cfg.joint_ids]
-    pos = home * _uniform(env, (env_ids.shape[0], home.shape[0]), position_range)
-    _place_joints(env, asset_cfg, pos, torch.zeros_like(pos))
-
-
-def _place_joints(
-    env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg, pos: Tensor, vel: Tensor
-) -> None:
-    """Stage joints inside their limits; ``pos`` is overwritten."""
-    entity, ids = env.scene[asset_cfg.name], asset_cfg.joint_ids
+    vel = _uniform(env, shape, velocity_range)
     entity.write_joint_state(pos.clamp_(*entity.data.joint_pos_limits[ids].T), vel, ids)
 
 
@@ -112,7 +82,6 @@ def push_by_setting_velocity(
     Args:
         velocity_range: by axis: x, y, z in m/s, world frame; roll, pitch, yaw in rad/s, body frame;
             0 if absent.
-        asset_cfg: the entity.
     """
     entity = env.scene[asset_cfg.name]
     push = _draw(env, env_ids.shape[0], velocity_range)

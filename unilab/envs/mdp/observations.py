@@ -28,7 +28,6 @@ __all__ = [
     "step_reward",
 ]
 
-
 _ROBOT = SceneEntityCfg("robot")
 
 
@@ -58,8 +57,7 @@ def joint_pos_rel(
     """Joint positions from the home pose, ``[num_envs, num_joints]`` rad.
 
     Args:
-        biased: as the encoders read them, with the bias of ``randomize_encoder_bias``.
-        asset_cfg: the entity and its ``joint_names``.
+        biased: whether to add the bias of ``randomize_encoder_bias``, as the encoders read them.
     """
     data = env.scene[asset_cfg.name].data
     pos = data.joint_pos - data.default_joint_pos

@@ -2,6 +2,9 @@
 
 For every mode of events. A term draws around the values of the model file, not around its last
 draw, so it may run at every reset. If several terms write the same parameter, the last one counts.
+
+``operation`` is what a draw does to the model's value; ``distribution`` is how it is drawn, from
+bounds or, for ``gaussian``, from mean and deviation; ``asset_cfg`` selects bodies, geoms or joints.
 """
 
 from __future__ import annotations
@@ -66,10 +69,9 @@ class Draw:
         nominal: Tensor,
         shape: tuple[int, ...] | None = None,
     ) -> Tensor:
-        """Drawn values ``[n, *nominal.shape]``.
+        """Drawn values ``[n, *nominal.shape]`` around the model's own, ``[m, ...]``.
 
         Args:
-            nominal: ``[m, ...]``, the model's own values.
             shape: shape of one environment's draws, broadcast; None draws for every value.
         """
         size = (env_ids.shape[0], *(shape or nominal.shape))
@@ -145,9 +147,7 @@ def randomize_rigid_body_mass(
 
     Args:
         mass_distribution_params: kg for ``add`` and ``abs``, a factor for ``scale``.
-        operation: what the draw does to the model's mass; ``scale`` skips bodies without mass.
-        asset_cfg: the entity and its ``body_names``.
-        distribution: how to draw; for ``gaussian`` the parameters are mean and deviation.
+        operation: ``scale`` skips bodies without mass.
         recompute_inertia: scale the inertia with the mass, as a change of density would.
     """
     ids = _index(asset_cfg.body_ids)
@@ -173,7 +173,6 @@ def randomize_rigid_body_com(
 
     Args:
         com_range: offsets in m by axis of the body frame (x, y, z); 0 if absent.
-        asset_cfg: the entity and its ``body_names``.
     """
     ids = _index(asset_cfg.body_ids)
     nominal = env.scene.nominal("body_ipos")[ids]
@@ -206,9 +205,6 @@ def randomize_geom_friction(
 
     Args:
         friction_distribution_params: coefficients for ``add`` and ``abs``, a factor for ``scale``.
-        operation: what the draw does to the model's friction.
-        asset_cfg: the entity with its ``geom_names`` or ``body_names``.
-        distribution: how to draw.
     """
     ids = _index(asset_cfg.geom_ids)
     nominal = env.scene.nominal("geom_friction")[ids, 0]
@@ -234,9 +230,6 @@ def randomize_joint_parameters(
     Args:
         friction_distribution_params, armature_distribution_params, damping_distribution_params:
             the draw of each; None leaves it alone.
-        operation: what the draws do to the model's values.
-        asset_cfg: the entity and its ``joint_names``.
-        distribution: how to draw.
     """
     joints = asset_cfg.joint_ids
     joints = joints if isinstance(joints, slice) else joints.cpu()
@@ -260,12 +253,6 @@ class randomize_actuator_gains(ManagerTermBase):
     Args:
         stiffness_distribution_params: N m/rad, or a factor; None leaves it alone.
         damping_distribution_params: N m s/rad, or a factor; None leaves it alone.
-        operation: what the draws do to the model's gains.
-        asset_cfg: the entity and its ``actuator_names`` or ``joint_names``.
-        distribution: how to draw.
-
-    Raises:
-        CapabilityError: an actuator is not a position actuator with one stiffness.
     """
 
     def __init__(self, cfg: EventTermCfg, env: ManagerBasedRlEnv) -> None:
@@ -322,8 +309,6 @@ def randomize_physics_scene_gravity(
 
     Args:
         gravity_distribution_params: lower and upper bounds, x, y and z each.
-        operation: what the draw does to the model's gravity.
-        distribution: how to draw.
     """
     nominal = env.scene.nominal("opt.gravity")
     drawn = [

@@ -11,7 +11,6 @@ from unilab.checks import Positive
 from unilab.envs.entity import SceneEntityCfg
 from unilab.envs.managers.reward import RewardTermCfg
 from unilab.envs.managers.term import ManagerTermBase
-from unilab.envs.rotations import heading
 
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
@@ -20,24 +19,18 @@ __all__ = [
     "action_l2",
     "action_rate_l2",
     "ang_vel_xy_l2",
-    "base_height_l2",
     "flat_orientation_l2",
     "is_alive",
     "is_terminated",
     "joint_acc_l2",
-    "joint_deviation_l1",
     "joint_deviation_l2",
     "joint_pos_limits",
     "joint_torques_l2",
     "joint_vel_l2",
     "lin_vel_z_l2",
-    "stand_still_joint_deviation_l1",
     "track_ang_vel_z_exp",
-    "track_ang_vel_z_world_exp",
     "track_lin_vel_xy_exp",
-    "track_lin_vel_xy_yaw_frame_exp",
 ]
-
 
 _ROBOT = SceneEntityCfg("robot")
 
@@ -75,28 +68,6 @@ def track_ang_vel_z_exp(
     return torch.exp(error * error * (-1.0 / std**2))
 
 
-def track_lin_vel_xy_yaw_frame_exp(
-    env: ManagerBasedRlEnv, std: Positive, command_name: str, asset_cfg: SceneEntityCfg = _ROBOT
-) -> Tensor:
-    """As :func:`track_lin_vel_xy_exp`, in the root's frame turned upright."""
-    data = env.scene[asset_cfg.name].data
-    yaw, (x, y) = heading(data.root_quat_w), data.root_lin_vel_w[:, :2].unbind(1)
-    cos, sin = yaw.cos(), yaw.sin()
-    velocity = torch.stack((cos * x + sin * y, cos * y - sin * x), dim=1)
-    error = env.command_manager.get_command(command_name)[:, :2] - velocity
-    return torch.exp(_sum_sq(error) * (-1.0 / std**2))
-
-
-def track_ang_vel_z_world_exp(
-    env: ManagerBasedRlEnv, std: Positive, command_name: str, asset_cfg: SceneEntityCfg = _ROBOT
-) -> Tensor:
-    """As :func:`track_ang_vel_z_exp`, of the rate about the world's vertical axis."""
-    data = env.scene[asset_cfg.name].data
-    rate = -(data.root_ang_vel_b * data.projected_gravity_b).sum(1)
-    error = env.command_manager.get_command(command_name)[:, 2] - rate
-    return torch.exp(error * error * (-1.0 / std**2))
-
-
 def lin_vel_z_l2(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = _ROBOT) -> Tensor:
     """Squared velocity along the root's vertical axis."""
     upward = env.scene[asset_cfg.name].data.root_lin_vel_b[:, 2]
@@ -111,14 +82,6 @@ def ang_vel_xy_l2(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = _ROBOT) ->
 def flat_orientation_l2(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = _ROBOT) -> Tensor:
     """Squared sine of the root's tilt."""
     return _sum_sq(env.scene[asset_cfg.name].data.projected_gravity_b[:, :2])
-
-
-def base_height_l2(
-    env: ManagerBasedRlEnv, target_height: float, asset_cfg: SceneEntityCfg = _ROBOT
-) -> Tensor:
-    """Squared distance of the root's height from ``target_height`` m."""
-    error = env.scene[asset_cfg.name].data.root_pos_w[:, 2] - target_height
-    return error * error
 
 
 def joint_torques_l2(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = _ROBOT) -> Tensor:
@@ -153,23 +116,6 @@ class joint_acc_l2(ManagerTermBase):
 
     def reset(self, env_ids: Tensor) -> None:
         self._begun.index_fill_(0, env_ids, 0.0)
-
-
-def joint_deviation_l1(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = _ROBOT) -> Tensor:
-    """Distance of the joints from the home pose, summed."""
-    data = env.scene[asset_cfg.name].data
-    return asset_cfg.joints_of(data.joint_pos - data.default_joint_pos).abs().sum(1)
-
-
-def stand_still_joint_deviation_l1(
-    env: ManagerBasedRlEnv,
-    command_name: str,
-    command_threshold: float = 0.06,
-    asset_cfg: SceneEntityCfg = _ROBOT,
-) -> Tensor:
-    """:func:`joint_deviation_l1` while less than ``command_threshold`` m/s is asked for."""
-    speed = env.command_manager.get_command(command_name)[:, :2].norm(dim=1)
-    return joint_deviation_l1(env, asset_cfg) * (speed < command_threshold)
 
 
 def joint_deviation_l2(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = _ROBOT) -> Tensor:

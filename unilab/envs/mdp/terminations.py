@@ -21,7 +21,6 @@ __all__ = [
     "time_out",
 ]
 
-
 _ROBOT = SceneEntityCfg("robot")
 
 

@@ -182,4 +182,3 @@ def test_settings_of_an_algorithm_are_its_own(registered):
     assert compose([*TINY, "algo.name=ddpg"]).algo.algo_params == DDPGParamsCfg()
     with pytest.raises(ConfigError, match=r"algo\.algo_params\.tau"):
         compose([*TINY, "algo.name=ddpg", "algo.algo_params.tau=0.1"])
-    assert compose(["task=pendulum_swingup"]).algo.algo_params.tau == 0.02

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, make_dataclass
 from math import inf, nan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -20,16 +20,12 @@ from unilab.checks import (
     check_fields,
     check_fits,
     check_range,
-    hints_of,
     replace,
     to_device,
     to_num_envs,
     to_seed,
 )
 from unilab.errors import ConfigError
-
-if TYPE_CHECKING:
-    from unilab.nowhere import Unknown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +57,8 @@ class Task:
         check_range("span", self.span)
 
 
-TASK = Task(terms={"up": Term(weight=1.0, params={"std": 0.5, "range": (0.0, 1.0)})})
+UP = Term(weight=1.0, params={"std": 0.5, "range": (0.0, 1.0)})
+TASK = Task(terms={"up": UP}, scale={".*hip.*": 1.0})
 
 FITS = [
     (float, [1, 0.5, -3.4e38, np.float32(1), np.int64(2)]),
@@ -123,26 +120,14 @@ def test_threshold_may_be_infinite():
 
 
 def test_fields_at_their_default_are_not_checked():
-    check_fields(Further(number=1.0))
+    limited = make_dataclass("Limited", [("most", float, inf)])
+    check_fields(limited())
     with pytest.raises(ConfigError, match=r"cfg\.most"):
-        check_fields(Further(number=1.0, most=nan), "cfg")
-
-
-@dataclass(frozen=True)
-class Further:
-    number: float
-    most: float = inf
-
-
-@dataclass(frozen=True)
-class Foreign:
-    thing: Unknown
-    number: float = 0.0
+        check_fields(limited(nan), "cfg")
 
 
 def test_annotations_that_cannot_be_resolved_are_ignored():
-    assert hints_of(Foreign) == {}
-    check_fields(Foreign(thing=3, number="one"))
+    check_fields(make_dataclass("Foreign", [("thing", "Unknown"), ("number", float)])(3, "one"))
 
 
 @pytest.mark.parametrize(
@@ -155,6 +140,7 @@ def test_annotations_that_cannot_be_resolved_are_ignored():
         (float | tuple[float, ...], [1, 2], (1.0, 2.0)),
         (dict[str, float], {"a": 1}, {"a": 1.0}),
         (Guard | None, {"folder": "x", "steps": 2.0}, Guard(folder="x", steps=2)),
+        (dict[str, Term], {"up": {"weight": 1}}, {"up": Term(weight=1.0)}),
         (Any, [1], [1]),
     ],
 )
@@ -163,20 +149,12 @@ def test_yaml_value_is_converted_to_the_annotation(hint, value, converted):
     assert (result, type(result)) == (converted, type(converted))
 
 
-def test_build_makes_nested_configurations():
-    built = build(Task, {"terms": {"up": {"weight": 1}}, "guard": {"folder": "x"}, "length_s": 3})
-    assert built == Task(terms={"up": Term(weight=1.0)}, guard=Guard(folder="x"), length_s=3.0)
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"lenght_s": 1.0}, r"cfg\.lenght_s.*length_s"),
         ({"guard": {"steps": 1}}, r"cfg\.guard\.folder"),
         ({"guard": {"folder": "x", "steps": 0}}, r"cfg\.guard\.steps"),
         ({"terms": {"up": {"wieght": 1.0}}}, r"cfg\.terms\.up\.wieght.*weight"),
-        ({"terms": 3}, r"cfg\.terms"),
-        ({"mode": "c"}, r"cfg\.mode"),
         ({"span": [1.0, 0.0]}, "cfg.*span"),
         ([], "cfg"),
     ],
@@ -205,7 +183,7 @@ def test_overrides_are_nested_or_dotted_and_leave_the_original_alone(overrides):
     ("overrides", "expected"),
     [
         ({"span": [0, 2]}, {"span": (0.0, 2.0)}),
-        ({"scale": {".*hip.*": 1}}, {"scale": {".*hip.*": 1.0}}),
+        ({"scale": {".*hip.*": 2}}, {"scale": {".*hip.*": 2.0}}),  # a pattern, not a dotted key
         ({"terms.up": None}, {"terms": {}}),
         ({"guard.folder": "x"}, {"guard": Guard(folder="x")}),
         ({"guard": None}, {"guard": None}),
@@ -221,11 +199,6 @@ def test_override_takes_the_type_of_its_field(overrides, expected):
     assert {key: getattr(changed, key) for key in expected} == expected
 
 
-def test_patterns_with_dots_are_keys_of_a_table_of_values():
-    changed = replace(Task(scale={".*hip.*": 1.0}), {"scale": {".*hip.*": 2}})
-    assert changed.scale == {".*hip.*": 2.0}
-
-
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -236,15 +209,9 @@ def test_patterns_with_dots_are_keys_of_a_table_of_values():
         ({"terms.up": 3.0}, r"terms\.up"),
         ({"terms": 3.0}, "terms"),
         ({"decimation.more": 3}, "decimation"),
-        ({"decimation": 2.5}, "decimation"),
-        ({"decimation": True}, "decimation"),
         ({"decimation": None}, "decimation"),
-        ({"length_s": "long"}, "length_s"),
-        ({"length_s": nan}, "length_s"),
         ({"terms.up.weight": nan}, r"terms\.up\.weight"),
-        ({"span": [0.0, 1.0, 2.0]}, "span"),
         ({"span": [1.0, 0.0]}, "span"),
-        ({"guard": 5}, "guard"),
         ({"guard.file": "x"}, r"guard\.file"),
     ],
 )
@@ -256,7 +223,7 @@ def test_override_that_does_not_fit_is_refused_by_its_full_key(overrides, messag
 @pytest.mark.parametrize(
     ("check", "name", "good", "bad"),
     [
-        (to_num_envs, "num_envs", [1, np.int64(4)], [0, -1, 2.0, True, "4", 2**31]),
+        (to_num_envs, "num_envs", [1, np.int64(4)], [0, -1, 2.0, True, "4"]),
         (to_seed, "seed", [None, 0, 2**32 - 1], [-1, 2**32, 1.5, "x", True]),
         (to_device, "device", ["cpu", "cuda:1", torch.device("cpu")], ["gpu", "meta", None]),
     ],

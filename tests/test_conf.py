@@ -34,27 +34,18 @@ def test_every_task_composes_for_its_environment():
         registry.factory(task, num_envs=cfg.algo.num_envs, overrides=cfg.env)
 
 
-def test_defaults_are_the_dataclasses_and_the_go2s():
+def test_defaults_are_the_dataclasses_the_go2s_and_the_suites():
     cfg = compose()
     assert cfg.task == "go2_velocity_flat"
     assert cfg.training == FlashSACCfg(task="x").training
-
-
-@pytest.mark.parametrize("task", ["gym/Ant-v5", "gym/HalfCheetah-v5", "dmc/walker-walk"])
-def test_tasks_of_suites_share_their_settings(task):
-    cfg = compose([f"task={task}"])
+    cfg = compose(["task=gym/Ant-v5"])
     assert (cfg.algo.num_envs, cfg.algo.gamma, cfg.training.eval_num_envs) == (1, 0.99, 10)
 
 
-@pytest.fixture
-def own(monkeypatch):
-    """A registry with a task of a user's own."""
+def test_registered_task_composes_with_its_own_settings(monkeypatch):
     monkeypatch.setattr(registry, "_registered", dict(registry._registered))
     settings = {"algo": {"num_envs": 5, "algo_params": {"tau": 0.5}}}
     registry.register("mine/swing", registry._registered["pendulum_swingup"], training=settings)
-
-
-def test_registered_task_composes_with_its_own_settings(own):
     cfg = compose(["task=mine/swing", "algo.batch_size=7"])
     assert cfg.task == "mine/swing"
     assert (cfg.algo.num_envs, cfg.algo.batch_size, cfg.algo.algo_params.tau) == (5, 7, 0.5)
@@ -87,15 +78,11 @@ def test_overrides_reach_every_level():
         ("tsak=pendulum_swingup", "task"),
         ("algo.num_env=2", r"algo\.num_env.*num_envs"),
         ("+algo.num_env=2", r"algo\.num_env.*num_envs"),
-        ("algo={num_env: 2}", r"algo\.num_env.*num_envs"),
         ("algo.gamma.x=1", r"algo\.gamma"),
         ("algo.num_envs=0", r"algo\.num_envs"),
-        ("algo.num_envs=few", r"algo\.num_envs"),
         ("algo.num_envs", r"algo\.num_envs"),
         ("algo.name=flashsack", "flashsack.*flashsac"),
-        ("algo.algo_params.v_max=inf", r"algo\.algo_params\.v_max"),
         ("training.device=gpu", r"training\.device"),
-        ("training.max_minutes=0", r"training\.max_minutes"),
         ("training.resume=", r"training\.resume"),
         ("training.run_dir=it's", r"training\.run_dir"),
         ("env=5", "env"),
@@ -121,20 +108,11 @@ def test_task_and_folder_of_a_resumed_run_stay(run, override):
         compose([f"training.resume={run.path}", override])
 
 
-def test_resuming_what_is_not_a_run_is_refused(tmp_path):
-    with pytest.raises(CheckpointError, match="run_config"):
-        compose([f"training.resume={tmp_path}"])
-
-
 @pytest.mark.parametrize("section", ["training", "algo", "env", "algo.algo_params"])
-@pytest.mark.parametrize("value", ["x", None, "absent"])
-def test_run_without_a_section_is_not_resumed_with_defaults(run, section, value):
+def test_run_without_a_section_is_not_resumed_with_defaults(run, section):
     content = json.loads(run.config_file.read_text())
     *above, key = section.split(".")
-    table = content["config"]["algo"] if above else content["config"]
-    table[key] = value
-    if value == "absent":
-        del table[key]
+    del (content["config"]["algo"] if above else content["config"])[key]
     run.config_file.write_text(json.dumps(content))
     with pytest.raises(CheckpointError, match=section.partition(".")[0]):
         compose([f"training.resume={run.path}"])

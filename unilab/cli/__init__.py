@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from unilab import registry
 from unilab.errors import CheckpointError, UnilabError
@@ -15,10 +16,7 @@ __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line.
-
-    Args:
-        argv: arguments without the program's name; those of the process by default.
+    """Run the command line, with the process's arguments by default.
 
     Returns:
         The exit code: 1 for a dump that does not repeat, 2 for an expected error, 130 for Ctrl-C.
@@ -30,10 +28,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         train_command(arguments[1:])
         return 0
-    args = _parser().parse_args(arguments)
+    options = vars(_parser().parse_args(arguments))
+    command, run = options.pop("run_command"), options.get("run")
     signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
     try:
-        return args.run_command(args) or 0
+        if run is not None and not run.exists():
+            raise CheckpointError(
+                f"{run} does not exist: give the folder that the run printed when it started"
+            )
+        return command(**options) or 0
     except UnilabError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -45,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 # Each command imports what it needs: PyTorch takes seconds.
 
 
-def _list(args: argparse.Namespace) -> None:
+def _list() -> None:
     names = registry.names()
     width = max(map(len, names))
     for name in names:
@@ -54,50 +57,30 @@ def _list(args: argparse.Namespace) -> None:
         print(f"{name:{width}}  {registry.describe(name)}{hint}")
 
 
-def _play(args: argparse.Namespace) -> None:
-    run = _existing(args.run)
+def _play(**options: Any) -> None:
     from unilab.cli.play import play_run
 
-    play_run(
-        run,
-        robots=args.robots,
-        seed=args.seed,
-        seconds=args.seconds,
-        policy=args.policy,
-        video=args.video,
-        size=args.size,
-        viewer=args.viewer,
-    )
+    play_run(**options)
 
 
-def _export(args: argparse.Namespace) -> None:
-    run = _existing(args.run)
+def _export(**options: Any) -> None:
     from unilab.cli.export import export_run
 
-    export_run(run, args.out)
+    export_run(**options)
 
 
-def _plot(args: argparse.Namespace) -> None:
-    run = _existing(args.run)
+def _plot(run: Path, out: str | None) -> None:
     from unilab.record import plot_learning_curve
 
-    print(plot_learning_curve(run, args.out))
+    print(plot_learning_curve(run, out))
 
 
-def _replay_dump(args: argparse.Namespace) -> int:
+def _replay_dump(dump: str) -> int:
     from unilab.envs.nan_guard import replay_dump
 
-    replay = replay_dump(args.dump)
+    replay = replay_dump(dump)
     print(replay.report)
     return 0 if replay.same else 1
-
-
-def _existing(run: Path) -> Path:
-    if not run.exists():
-        raise CheckpointError(
-            f"{run} does not exist: give the folder that the run printed when it started"
-        )
-    return run
 
 
 def _parser() -> argparse.ArgumentParser:

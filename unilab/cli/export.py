@@ -19,15 +19,12 @@ def export_run(run: str | Path, out: str | Path | None = None) -> Path:
     Args:
         run: the run's folder, or one of its checkpoints.
         out: the file; ``policy.onnx`` in the run's folder by default.
-
-    Returns:
-        The file's path.
     """
     task = TrainedTask.of(run)
     actor = load_play_actor(task.path)
     semantics = actor_semantics(actor)
     env = task.make_env(num_envs=1, seed=0)
-    check_widths(env, semantics["obs_dim"], semantics["action_dim"], str(task.path))
+    check_widths(env, (semantics["obs_dim"], semantics["action_dim"]), str(task.path))
     metadata = {
         "task": task.name,
         "run": task.run.path.resolve().name,

@@ -61,7 +61,7 @@ def play_run(
     Args:
         run: the run's folder, or one of its checkpoints.
         robots: robots side by side.
-        seed: the environment's seed, for initial states and commands.
+        seed: of initial states and commands.
         seconds: length of an episode; the run's own by default.
         policy: an exported file to play in place of the checkpoint.
         video: an mp4 file to write.
@@ -72,16 +72,15 @@ def play_run(
         The episodes that the tables show.
     """
     task = TrainedTask.of(run)
-    chosen = _exported(policy, task) if policy is not None else _trained(task)
+    chosen, widths = _trained(task) if policy is None else _exported(policy, task)
     overrides = {} if seconds is None else {"episode_length_s": seconds}
     env = task.make_env(num_envs=robots, seed=seed, overrides=overrides)
     played = str(policy if policy is not None else task.path)
     with contextlib.ExitStack() as stack:
         stack.callback(env.close)
-        check_widths(env, *_widths(chosen), played)
+        check_widths(env, widths, played)
         # At the curriculum's stage of the run; beside a file the run may have no checkpoint.
-        missing_is_fine = (CheckpointError,) if policy is not None else ()
-        with contextlib.suppress(*missing_is_fine):
+        with contextlib.suppress(*[CheckpointError] if policy is not None else []):
             env.import_training_state(dict(load_env_training_state(task.path)))
         shows: list[Callable[[], bool]] = []
         if video is not None:
@@ -109,13 +108,13 @@ def play_episodes(
     """Play until every robot has finished its first episode, or for one episode's length.
 
     Args:
-        env: the robots; a robot that ends early restarts.
+        env: a robot that ends early restarts.
         policy: follows TorchRL's exploration type.
         on_step: called after every control step, before resets; False stops the rollout.
         endless: play until ``on_step`` says to stop.
 
     Returns:
-        Each robot's first episode, complete or not, by robot.
+        Each robot's first episode, complete or not.
     """
     finished: dict[int, Episode] = {}
     with torch.no_grad(), set_exploration_type(ExplorationType.DETERMINISTIC):
@@ -145,11 +144,15 @@ def _episode(env: RobotEnv, robot: int) -> Episode:
     )
 
 
-def _trained(task: TrainedTask) -> FlashSACPolicy:
-    return FlashSACPolicy(load_play_actor(task.path))
+def _trained(task: TrainedTask) -> tuple[FlashSACPolicy, tuple[int, int]]:
+    """The run's policy and its widths."""
+    actor = load_play_actor(task.path)
+    semantics = actor_semantics(actor)
+    return FlashSACPolicy(actor), (semantics["obs_dim"], semantics["action_dim"])
 
 
-def _exported(path: str | Path, task: TrainedTask) -> OnnxPolicy:
+def _exported(path: str | Path, task: TrainedTask) -> tuple[OnnxPolicy, tuple[int, int]]:
+    """The policy of a file and its widths."""
     policy = OnnxPolicy(path)
     made_for = policy.metadata.get("task", task.name)
     if made_for != task.name:
@@ -157,14 +160,7 @@ def _exported(path: str | Path, task: TrainedTask) -> OnnxPolicy:
             f"{path} was exported from a run of {made_for}, but {task.path} is a run of "
             f"{task.name}: play it with a run of the same task"
         )
-    return policy
-
-
-def _widths(policy: TensorDictModuleBase) -> tuple[int, int]:
-    if isinstance(policy, OnnxPolicy):
-        return policy.obs_dim, policy.action_dim
-    semantics = actor_semantics(policy.actor)
-    return semantics["obs_dim"], semantics["action_dim"]
+    return policy, (policy.obs_dim, policy.action_dim)
 
 
 @contextlib.contextmanager

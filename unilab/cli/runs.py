@@ -33,11 +33,7 @@ class TrainedTask:
 
     @classmethod
     def of(cls, path: str | Path) -> TrainedTask:
-        """Read a run's configuration; the folder need not be writable.
-
-        Args:
-            path: the run's folder, or one of its checkpoints.
-        """
+        """Read the configuration of a run, or of the run that a checkpoint is in."""
         place, run = _find(Path(path))
         config = run.read_config()["config"]
         name, overrides = config.get("task"), config.get("env")
@@ -51,13 +47,7 @@ class TrainedTask:
     def make_env(
         self, *, num_envs: int, seed: int, overrides: Mapping[str, Any] | None = None
     ) -> RobotEnv:
-        """The task's environment as the run had it.
-
-        Args:
-            num_envs: robots.
-            seed: the environment's seed.
-            overrides: changes on top of the run's.
-        """
+        """The task's environment as the run had it, with further overrides on top."""
         # Episodes that start at random times are for training only.
         merged = {**self.overrides, "init_at_random_ep_len": False, **(overrides or {})}
         try:
@@ -91,11 +81,11 @@ def _find(path: Path) -> tuple[Path, RunFolder]:
     )
 
 
-def check_widths(env: RobotEnv, obs_dim: int, action_dim: int, what: str) -> None:
-    """Check that a policy fits the task."""
+def check_widths(env: RobotEnv, widths: tuple[int, int], what: str) -> None:
+    """Check that a policy's observations and actions are as wide as the task's."""
     task = env.obs_groups_spec["obs"], env.action_spec.shape[-1]
-    if (obs_dim, action_dim) != task:
+    if widths != task:
         raise ConfigError(
-            f"{what} maps {obs_dim} observations to {action_dim} actions, but the task maps "
+            f"{what} maps {widths[0]} observations to {widths[1]} actions, but the task maps "
             f"{task[0]} to {task[1]}: it belongs to another task, or the task has changed"
         )

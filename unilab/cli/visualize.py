@@ -9,13 +9,14 @@ import warnings
 from typing import Any
 
 import mujoco
+import numpy as np
 import torch
 
 from unilab.backends import MujocoBackend
 from unilab.backends.base import JointInfo
 from unilab.cli.runs import RobotEnv
 from unilab.envs import ManagerBasedRlEnv, mdp
-from unilab.envs.rotations import rotate_inverse
+from unilab.envs.rotations import heading, rotate_inverse
 from unilab.errors import CapabilityError
 from unilab.record.renderer import Arrow, View, draw_arrows, follow_root
 
@@ -83,29 +84,23 @@ def _commands(env: RobotEnv, rows: int) -> tuple[list[torch.Tensor], list[JointI
 
 def _arrow(pose: Any, planar: list[float], height: float, colour: Any) -> list[Arrow]:
     """A planar velocity in the root's frame as an arrow above the root; empty if it is tiny."""
-    if math.hypot(planar[0], planar[1]) < _SHORTEST:
-        return []
-    w, x, y, z = pose[3:].tolist()
-    yaw = math.atan2(2.0 * (w * z + x * y), 1.0 - 2.0 * (y * y + z * z))
     forward, left = planar[:2]
-    vector = torch.tensor(
-        [
-            math.cos(yaw) * forward - math.sin(yaw) * left,
-            math.sin(yaw) * forward + math.cos(yaw) * left,
-            0.0,
-        ],
-        dtype=torch.float64,
-    )
-    start = pose[:3] + torch.tensor([0.0, 0.0, height], dtype=torch.float64)
-    return [Arrow(start.numpy(), (_LENGTH * vector).numpy(), colour)]
+    if math.hypot(forward, left) < _SHORTEST:
+        return []
+    yaw = float(heading(pose[None, 3:]))
+    cos, sin = math.cos(yaw), math.sin(yaw)
+    vector = np.array([cos * forward - sin * left, sin * forward + cos * left, 0.0])
+    start = pose[:3].numpy() + np.array([0.0, 0.0, height])
+    return [Arrow(start, _LENGTH * vector, colour)]
 
 
 class LiveViewer:
     """MuJoCo's viewer on the first robot of an environment, in real time."""
 
     def __init__(self, env: RobotEnv) -> None:
-        _require_display()
         from mujoco import viewer
+
+        _require_display()
 
         self._env = env
         self._model = mj_model(env)

@@ -42,10 +42,6 @@ def compose(overrides: Sequence[str] = (), cfg: type | None = None) -> Any:
         cfg: dataclass of the settings; by default the algorithm's that ``algo.name`` or the run to
             resume names, FlashSAC's if there is none.
 
-    Raises:
-        ConfigError: a task, key or value does not exist or fit.
-        CheckpointError: ``training.resume`` is not a run.
-
     Examples:
         >>> compose(["task=pendulum_swingup", "algo.num_envs=4"]).algo.num_envs
         4
@@ -100,10 +96,7 @@ def prepare(overrides: Sequence[str], cfg: type, *, own_files: bool = False) -> 
 def resolve(config: DictConfig, overrides: Sequence[str], cfg: type) -> Any:
     """The settings that Hydra composed, or those of the run to resume with what was typed on top.
 
-    Args:
-        config: as composed.
-        overrides: as :func:`prepare` returned them.
-        cfg: dataclass of the settings.
+    ``overrides`` are those that :func:`prepare` returned.
     """
     resume = OmegaConf.select(config, "training.resume")
     if isinstance(resume, str) and resume:
@@ -116,12 +109,7 @@ def resolve(config: DictConfig, overrides: Sequence[str], cfg: type) -> Any:
 
 
 def checked_settings(values: Mapping[str, Any], cfg: type) -> Any:
-    """Build settings from nested tables.
-
-    Args:
-        values: e.g. the ``config`` of a run's ``run_config.json``.
-        cfg: dataclass of the settings.
-    """
+    """Build settings from nested tables, e.g. the ``config`` of a run's ``run_config.json``."""
     for section, removed in _REMOVED.items():
         table = values.get(section)
         for key in removed:
@@ -136,8 +124,7 @@ def checked_settings(values: Mapping[str, Any], cfg: type) -> Any:
 def _store(cfg: type) -> str:
     """Put an algorithm's defaults and the tasks without a file into Hydra's ConfigStore.
 
-    Returns:
-        The search path of the files for its tasks; empty if it has none.
+    Returns the search path of the algorithm's files for tasks; empty if it has none.
     """
     store = ConfigStore.instance()
     defaults = asdict(cfg(task=""))

@@ -28,7 +28,7 @@ class Algorithm:
         return _load(self.cfg)
 
     def train(self, cfg: Any) -> int:
-        """Run a training; imports PyTorch."""
+        """Run a training; returns the exit code."""
         return _load(self.run)(cfg)
 
 
@@ -47,9 +47,9 @@ def register_algorithm(name: str, cfg: type | str, train: Callable[[Any], int] |
     ``algo.algo_params.actor_config``.
 
     Args:
-        name: the algorithm's name, the value of ``algo.name``.
-        cfg: dataclass of its settings, or ``"module:name"``; see :class:`Algorithm`.
-        train: training function, or ``"module:name"``.
+        name: the value of ``algo.name``.
+        cfg: dataclass of its settings; see :class:`Algorithm`.
+        train: training function.
     """
     if name in _registered:
         raise ConfigError(f"an algorithm named {name!r} exists already: choose another name")

@@ -58,16 +58,6 @@ def test_reward_grows_from_0_hanging_to_1_upright_and_at_rest(task: str) -> None
     assert _reward_rate(task, UPRIGHT[task], spinning) < 0.8
 
 
-@both
-def test_reward_per_second_stays_between_0_and_1(task: str) -> None:
-    env = _started_at(task, HANGING[task], [*[0.0] * (len(HANGING[task]) - 1), 10.0])
-    reward = env.rollout(100)["next", "reward"] / env.step_dt
-    env.close()
-
-    assert reward.min() >= 0.0
-    assert 0.05 < reward.max() <= 1.0
-
-
 def test_cartpole_pays_for_the_middle_of_the_rail_and_for_little_force() -> None:
     middle = _reward_rate("cartpole_swingup", [0.0, 0.0])
 
@@ -75,23 +65,12 @@ def test_cartpole_pays_for_the_middle_of_the_rail_and_for_little_force() -> None
     assert _reward_rate("cartpole_swingup", [0.0, 0.0], action=1.0) < 0.85 * middle
 
 
-def _pushed(task: str, pos: list, action: float, steps: int) -> Tensor:
-    """``[8, obs]`` after some steps of one action."""
-    env = _started_at(task, pos)
-    data = env.reset()
-    for _ in range(steps):
-        data = env.step(data.set("action", torch.full((8, 1), action)))["next"].exclude("reward")
-    env.close()
-    return data["obs"]
-
-
 def test_pendulum_cannot_be_held_level_by_its_motor() -> None:
-    # Angle past level, towards hanging: cos < 0.
-    assert _pushed("pendulum_swingup", [0.5 * math.pi], -1.0, 25)[:, 1].max() < -0.2
+    env = _started_at("pendulum_swingup", [0.5 * math.pi])
+    data = env.rollout(25, lambda td: td.set("action", -torch.ones(8, 1)))
+    env.close()
 
-
-def test_the_motor_moves_the_cart_forward() -> None:
-    assert _pushed("cartpole_swingup", [0.0, math.pi], 1.0, 10)[:, 0].min() > 0.1
+    assert data["next", "obs"][:, -1, 1].max() < -0.2, "past level, towards hanging"
 
 
 @both

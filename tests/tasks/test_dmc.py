@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,32 +29,39 @@ DOMAINS = list({name.partition("-")[0]: name for name in reversed(TASKS)}.values
 # Observations and rewards are float32 here and float64 there.
 CLOSE = {"rtol": 1e-6, "atol": 1e-6}
 
-every_task = pytest.mark.parametrize("task", TASKS)
+Pair = tuple[SuiteEnv, list[Any]]
 
 
-def make(task: str, num_envs: int = 2, **overrides: object) -> SuiteEnv:
-    env = unilab.make(task, num_envs=num_envs, seed=0, overrides={"num_threads": 1, **overrides})
+def make(task: str, num_envs: int) -> SuiteEnv:
+    env = unilab.make(task, num_envs=num_envs, seed=0, overrides={"num_threads": 1})
     assert isinstance(env, SuiteEnv)
     return env
 
 
-def actions(reference, steps: int, rows: int) -> np.ndarray:
+@pytest.fixture(scope="module", params=TASKS)
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    """Two environments of a task, and dm_control's to compare them with."""
+    env = make(request.param, 2)
+    yield env, [control_suite.load(request.param) for _ in range(2)]
+    env.close()
+
+
+def actions(reference: Any, steps: int) -> np.ndarray:
     spec, draw = reference.action_spec(), np.random.default_rng(0)
-    return draw.uniform(spec.minimum, spec.maximum, (steps, rows, *spec.shape)).astype(np.float32)
+    return draw.uniform(spec.minimum, spec.maximum, (steps, 2, *spec.shape)).astype(np.float32)
 
 
-@pytest.mark.parametrize(
-    ("task", "steps"),
-    [(task, 40) for task in TASKS]
-    + [pytest.param(task, 999, marks=pytest.mark.slow) for task in DOMAINS],
-)
-def test_random_actions_give_what_dm_control_gives(task: str, steps: int) -> None:
-    env, references = make(task), [control_suite.load(task) for _ in range(2)]
+def begin(pair: Pair) -> np.ndarray:
+    """Put dm_control's environments into the state of ours; returns their observations."""
+    states = pair[0].backend.get_replay_state().numpy()
+    return np.stack([control_suite.begin(*both) for both in zip(pair[1], states, strict=True)])
+
+
+def follow(pair: Pair, steps: int) -> None:
+    env, references = pair
     root = env.reset()
-    for row, reference in enumerate(references):
-        first = control_suite.begin(reference, env.backend.get_replay_state()[row].numpy())
-        np.testing.assert_allclose(root["obs"][row].numpy(), first, **CLOSE)
-    for step in actions(references[0], steps, 2):
+    np.testing.assert_allclose(root["obs"].numpy(), begin(pair), **CLOSE)
+    for step in actions(references[0], steps):
         after = env.step(root.set("action", torch.from_numpy(step)))["next"]
         for row, reference in enumerate(references):
             expected = reference.step(step[row].astype(float))
@@ -64,33 +73,38 @@ def test_random_actions_give_what_dm_control_gives(task: str, steps: int) -> Non
             np.testing.assert_allclose(after["reward"][row].item(), expected.reward, **CLOSE)
             assert not after["done"][row]
             assert not expected.last()
-    env.close()
 
 
-@every_task
-def test_rewards_are_dm_controls_wherever_a_robot_is_and_however_fast(task: str) -> None:
-    rows = 40
-    env, reference = make(task, rows), control_suite.load(task)
-    root = env.reset()
+def test_random_actions_give_what_dm_control_gives(pair: Pair) -> None:
+    follow(pair, 40)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pair", DOMAINS, indirect=True)
+def test_they_do_so_through_an_episode(pair: Pair) -> None:
+    follow(pair, 999)
+
+
+def test_rewards_are_dm_controls_wherever_a_robot_is_and_however_fast(pair: Pair) -> None:
+    env, references = pair
     draw = torch.Generator().manual_seed(0)
-    qvel = torch.randn(env.data["qvel"].shape, dtype=torch.float64, generator=draw)
-    # Fast ones and slow ones, most of them forward.
-    qvel *= torch.linspace(0.0, 2.0, rows).unsqueeze(1)
-    qvel[:, 0] += torch.linspace(0.0, 12.0, rows) * (env.data["qvel"].shape[1] > 2)
-    qpos = env.data["qpos"].clone()
-    if "cartpole" in task:
-        qpos[:, 1] = torch.linspace(0.0, 2.0 * torch.pi, rows)
-    env.backend.set_state_tensor(torch.arange(rows), qpos, qvel)
-    states = env.backend.get_replay_state().clone().numpy()
-    (action,) = actions(reference, 1, rows)
-    reward = env.step(root.set("action", torch.from_numpy(action)))["next", "reward"]
-    env.close()
-    there = []
-    for state, act in zip(states, action, strict=True):
-        control_suite.begin(reference, state)
-        there.append(reference.step(act.astype(float)).reward)
+    here, there = [], []
+    for step, fast in zip(actions(references[0], 20), torch.linspace(0.0, 1.0, 20), strict=True):
+        root = env.reset()
+        # Fast ones and slow ones, most of them forward.
+        qpos, qvel = env.data["qpos"].clone(), env.data["qvel"]
+        qvel = 2.0 * fast * torch.randn(qvel.shape, dtype=torch.float64, generator=draw)
+        if qvel.shape[1] > 2:
+            qvel[:, 0] += 12.0 * fast
+        elif qpos.shape[1] == 2:
+            qpos[:, 1] = 2.0 * torch.pi * fast
+        env.backend.set_state_tensor(torch.arange(2), qpos, qvel)
+        begin(pair)
+        after = env.step(root.set("action", torch.from_numpy(step)))["next"]
+        here += after["reward"][:, 0].tolist()
+        there += [r.step(a.astype(float)).reward for r, a in zip(references, step, strict=True)]
 
-    np.testing.assert_allclose(reward[:, 0].numpy(), there, **CLOSE)
+    np.testing.assert_allclose(here, there, **CLOSE)
     assert np.std(there) > 0.01, "states tell rewards apart"
 
 
@@ -108,10 +122,8 @@ def test_episodes_begin_like_dm_controls(task: str) -> None:
     assert min(odds) > 1e-3 / len(odds)
 
 
-@every_task
-def test_the_interface_is_dm_controls(task: str) -> None:
-    env, there = make(task, num_envs=1), control_suite.load(task)
-    env.close()
+def test_the_interface_is_dm_controls(pair: Pair) -> None:
+    env, (there, _) = pair
     spec = there.action_spec()
 
     assert np.array_equal(env.action_spec.space.low[0].numpy(), spec.minimum.astype(np.float32))
@@ -126,17 +138,6 @@ def test_no_episode_begins_within_something(task: str) -> None:
     env.reset()
     assert not env._touching(env.data["qpos"]).any()
     env.close()
-
-
-def test_a_speed_can_be_set() -> None:
-    def rewards_at(**overrides: float) -> torch.Tensor:
-        env = make("dmc/walker-walk", **overrides)
-        torch.manual_seed(0)
-        reward = env.rollout(20)["next", "reward"]
-        env.close()
-        return reward
-
-    assert not torch.equal(rewards_at(move_speed=0.1), rewards_at())
 
 
 @given(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 import torch
 
@@ -39,17 +37,6 @@ def test_random_actions_give_finite_data_of_the_documented_widths(task: str) -> 
     assert data["action"].shape == (8, 30, action)
     assert all(bool(v.isfinite().all()) for v in data.values(True, True) if v.is_floating_point())
     assert torch.minimum(reward.std(0).min(), reward.std(1).min()) > 0, "rewards tell actions apart"
-
-
-@every_task
-def test_the_description_gives_the_episodes_length_at_50_hz(task: str) -> None:
-    env = _make(task)
-    env.close()
-    described = re.search(r"([\d.]+) s episodes\)\.$", unilab.registry.describe(task))
-
-    assert env.step_dt == pytest.approx(0.02)
-    assert described
-    assert env.max_episode_length == round(float(described[1]) * 50)
 
 
 @every_task

@@ -30,10 +30,10 @@ SUITE_TASKS = {
     "dmc/walker-stand": "unilab.tasks.suites.dmc.walker:stand",
     "dmc/walker-walk": "unilab.tasks.suites.dmc.walker:walk",
     "gym/Ant-v5": "unilab.tasks.suites.gym.ant_v5:ant_v5",
-    "gym/HalfCheetah-v5": "unilab.tasks.suites.gym.half_cheetah_v5:half_cheetah_v5",
-    "gym/Hopper-v5": "unilab.tasks.suites.gym.hopper_v5:hopper_v5",
+    "gym/HalfCheetah-v5": "unilab.tasks.suites.gym.planar_v5:half_cheetah_v5",
+    "gym/Hopper-v5": "unilab.tasks.suites.gym.planar_v5:hopper_v5",
     "gym/Humanoid-v5": "unilab.tasks.suites.gym.humanoid_v5:humanoid_v5",
-    "gym/Walker2d-v5": "unilab.tasks.suites.gym.walker2d_v5:walker2d_v5",
+    "gym/Walker2d-v5": "unilab.tasks.suites.gym.planar_v5:walker2d_v5",
 }
 """Tasks of other suites, which read their models from an installation of the suite."""
 

@@ -44,7 +44,6 @@ class SuiteEnvCfg:
         check_fields(self)
 
     def make(self, *, num_envs: int, device: torch.device | str, seed: int | None) -> SuiteEnv:
-        """Build the environment."""
         return self.env_class(self, num_envs=num_envs, device=device, seed=seed)
 
 
@@ -52,15 +51,6 @@ class SuiteEnv(TorchEnv):
     """A task computed as its suite computes it: on the host, in float64, from MuJoCo's own fields.
 
     Everything that a step publishes goes to the device in one float32 packet.
-
-    Args:
-        cfg: the task.
-        num_envs: environments in the batch, at least 1.
-        device: where observations and rewards are published.
-        seed: seed of everything that is random in the environment.
-
-    Raises:
-        CapabilityError: the suite is not installed, or lacks the model.
 
     Attributes:
         suite: name of the suite in :data:`~unilab.tasks.SUITES`.
@@ -128,11 +118,6 @@ class SuiteEnv(TorchEnv):
                 f'pip install "unilab-torchrl[{self.suite}]"'
             )
         path = Path(spec.origin).parent / self.model
-        if not path.is_file():
-            raise CapabilityError(
-                f"the installed {package} has no {path}: "
-                f'pip install --upgrade "unilab-torchrl[{self.suite}]"'
-            )
         # Without a handler MuJoCo prints each warning and appends it to MUJOCO_LOG.TXT.
         before = mujoco.get_mju_user_warning()
         mujoco.set_mju_user_warning(_logger.debug)
@@ -156,19 +141,12 @@ class SuiteEnv(TorchEnv):
 
     @abstractmethod
     def _rewards(self, action: Tensor) -> Sequence[Tensor]:
-        """The reward's terms after a step, ``[num_envs]`` each, which add up to the reward.
-
-        Args:
-            action: ``[num_envs, nu]`` float64.
-        """
+        """The reward's terms after a step, ``[num_envs]`` each, which add up to the reward."""
 
     @abstractmethod
     def _initial_state(self, rows: int) -> dict[str, Tensor]:
-        """Drawn fields of the state that episodes begin with, ``[rows, width]`` float64.
-
-        Returns:
-            ``qpos`` and ``qvel``, and others that :meth:`_write` uses.
-        """
+        """State that episodes begin with, drawn: ``qpos`` and ``qvel``, ``[rows, width]`` float64,
+        and what else :meth:`_write` uses."""
 
     def _terminated(self) -> Tensor:
         """``[num_envs]`` bool, whether episodes ended other than by time."""
@@ -177,9 +155,6 @@ class SuiteEnv(TorchEnv):
     def _publish(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Live tensors ``[num_envs, width]`` float64 by name, from the backend's views."""
         return dict(views)
-
-    def _before_step(self) -> None:
-        """Keep what :meth:`_rewards` needs of the state before a step."""
 
     def _advance(self, ctrl: Tensor) -> None:
         """Advance physics by a control step under ``[num_envs, nu]`` controls."""
@@ -210,14 +185,12 @@ class SuiteEnv(TorchEnv):
         return {"obs": self._width}
 
     def episode_so_far(self, row: int) -> tuple[dict[str, float], list[str]]:
-        """Reward sums of a row's episode by term, and what ended it, before its reset."""
         sums = self._episodes["Episode_Reward"][:, row].tolist()
         ended = self._episodes["Episode_Termination"][:, row].tolist()
         causes = [name for name, on in zip(("terminated", "time_out"), ended, strict=True) if on]
         return dict(zip(self.reward_terms, sums, strict=True)), causes
 
     def deployment_metadata(self) -> dict[str, Any]:
-        """What a program needs to run a policy of this task, as JSON values."""
         space = self.action_spec.space
         return {
             "control_period": self.step_dt,
@@ -227,18 +200,15 @@ class SuiteEnv(TorchEnv):
         }
 
     def drain_metrics(self) -> dict[str, float]:
-        """Metrics since the last call.
+        """Metrics since the last call: those of :class:`TorchEnv`, and means over ended episodes.
 
-        Returns:
-            those of :meth:`TorchEnv.drain_metrics` and, once episodes ended, means over those:
-            ``Episode_Reward/<term>``: sum of the term over the episode;
-            ``Episode_Termination/terminated`` and ``time_out``: share of the episodes.
+        ``Episode_Reward/<term>`` is the sum of the term over the episode;
+        ``Episode_Termination/terminated`` and ``time_out`` are shares of the episodes.
         """
         return super().drain_metrics() | self._episodes.drain()
 
     def _physics(self, action: Tensor) -> None:
         action = action.cpu().double()
-        self._before_step()
         self._advance(action)
         host = torch.empty(self.num_envs * (self._width + len(self.reward_terms) + 2))
         obs, outcome = self._unpacked(host)
@@ -290,14 +260,13 @@ class SuiteEnv(TorchEnv):
             self.episode_length.random_(0, self.max_episode_length, generator=self.generator)
 
     def close(self, *, raise_if_closed: bool = True) -> None:
-        """Free the physics; a second call does nothing."""
         super().close(raise_if_closed=raise_if_closed)
         self.data = {}
         self.backend.close()
 
 
 def _write_blocks(target: Tensor, blocks: Sequence[Tensor]) -> None:
-    """Fill the columns of a float32 tensor, each block in one pass over its memory."""
+    """Fill the columns of a float32 tensor in one pass over each block's memory."""
     parts = target.split([block.shape[1] for block in blocks], 1)
     for part, block in zip(parts, blocks, strict=True):
         part.copy_(block)

@@ -13,11 +13,10 @@ from unilab.envs import (
     SceneCfg,
     SceneEntityCfg,
     TerminationTermCfg,
-    UniformNoiseCfg,
     mdp,
 )
 from unilab.tasks.robots import model_path
-from unilab.tasks.velocity.velocity_env_cfg import VelocityEnvCfg, randomization
+from unilab.tasks.velocity.velocity_env_cfg import VelocityEnvCfg, randomization, sensed
 
 FEET = ("left", "right")
 UPPER_BODY = ("waist_.*", ".*_shoulder_.*", ".*_elbow_.*", ".*_wrist_.*")
@@ -30,26 +29,6 @@ def g1_velocity_flat() -> VelocityEnvCfg:
     heights, velocities, contacts = (
         tuple(f"{foot}_foot_{what}" for foot in FEET) for what in ("pos", "vel", "contact")
     )
-    sensed = {
-        "base_ang_vel": ObservationTermCfg(
-            func=mdp.base_ang_vel, scale=0.25, noise=UniformNoiseCfg(n_min=-0.2, n_max=0.2)
-        ),
-        "projected_gravity": ObservationTermCfg(
-            func=mdp.projected_gravity, noise=UniformNoiseCfg(n_min=-0.05, n_max=0.05)
-        ),
-        "command": ObservationTermCfg(
-            func=mdp.generated_commands, params=command, scale=(2.0, 2.0, 1.0)
-        ),
-        "joint_pos": ObservationTermCfg(
-            func=mdp.joint_pos_rel,
-            params={"biased": True},
-            noise=UniformNoiseCfg(n_min=-0.01, n_max=0.01),
-        ),
-        "joint_vel": ObservationTermCfg(
-            func=mdp.joint_vel_rel, scale=0.05, noise=UniformNoiseCfg(n_min=-1.5, n_max=1.5)
-        ),
-        "actions": ObservationTermCfg(func=mdp.last_action),
-    }
     privileged = {
         "base_lin_vel": ObservationTermCfg(func=mdp.base_lin_vel, scale=2.0),
         "base_height": ObservationTermCfg(func=mdp.base_pos_z),
@@ -69,8 +48,8 @@ def g1_velocity_flat() -> VelocityEnvCfg:
             )
         },
         observations={
-            "obs": ObservationGroupCfg(terms=sensed, enable_corruption=True),
-            "critic": ObservationGroupCfg(terms={**sensed, **privileged}),
+            "obs": ObservationGroupCfg(terms=sensed(), enable_corruption=True),
+            "critic": ObservationGroupCfg(terms={**sensed(), **privileged}),
         },
         commands={
             "base_velocity": mdp.UniformVelocityCommandCfg(

@@ -12,11 +12,10 @@ from unilab.envs import (
     RewardTermCfg,
     SceneCfg,
     TerminationTermCfg,
-    UniformNoiseCfg,
     mdp,
 )
 from unilab.tasks.robots import model_path
-from unilab.tasks.velocity.velocity_env_cfg import VelocityEnvCfg, randomization
+from unilab.tasks.velocity.velocity_env_cfg import VelocityEnvCfg, randomization, sensed
 
 FEET = ("FL", "FR", "RL", "RR")
 
@@ -27,27 +26,6 @@ def go2_velocity_flat() -> VelocityEnvCfg:
     contacts, velocities = (
         tuple(f"{foot}_foot_{what}" for foot in FEET) for what in ("contact", "vel")
     )
-    # What the robot's own sensors give: no linear velocity, no height.
-    sensed = {
-        "base_ang_vel": ObservationTermCfg(
-            func=mdp.base_ang_vel, scale=0.25, noise=UniformNoiseCfg(n_min=-0.2, n_max=0.2)
-        ),
-        "projected_gravity": ObservationTermCfg(
-            func=mdp.projected_gravity, noise=UniformNoiseCfg(n_min=-0.05, n_max=0.05)
-        ),
-        "command": ObservationTermCfg(
-            func=mdp.generated_commands, params=command, scale=(2.0, 2.0, 1.0)
-        ),
-        "joint_pos": ObservationTermCfg(
-            func=mdp.joint_pos_rel,
-            params={"biased": True},
-            noise=UniformNoiseCfg(n_min=-0.01, n_max=0.01),
-        ),
-        "joint_vel": ObservationTermCfg(
-            func=mdp.joint_vel_rel, scale=0.05, noise=UniformNoiseCfg(n_min=-1.5, n_max=1.5)
-        ),
-        "actions": ObservationTermCfg(func=mdp.last_action),
-    }
     privileged = {
         "base_lin_vel": ObservationTermCfg(func=mdp.base_lin_vel, scale=2.0),
         "base_height": ObservationTermCfg(func=mdp.base_pos_z, scale=3.0),
@@ -64,8 +42,8 @@ def go2_velocity_flat() -> VelocityEnvCfg:
             )
         },
         observations={
-            "obs": ObservationGroupCfg(terms=sensed, enable_corruption=True),
-            "critic": ObservationGroupCfg(terms={**sensed, **privileged}),
+            "obs": ObservationGroupCfg(terms=sensed(), enable_corruption=True),
+            "critic": ObservationGroupCfg(terms={**sensed(), **privileged}),
         },
         commands={
             "base_velocity": mdp.UniformVelocityCommandCfg(

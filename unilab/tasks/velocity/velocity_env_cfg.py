@@ -1,10 +1,17 @@
-"""Randomization of the velocity tasks, and the switch that leaves it out."""
+"""Observations and randomization of the velocity tasks, and the switch that leaves it out."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from unilab.envs import EventTermCfg, ManagerBasedRlEnvCfg, SceneEntityCfg, mdp
+from unilab.envs import (
+    EventTermCfg,
+    ManagerBasedRlEnvCfg,
+    ObservationTermCfg,
+    SceneEntityCfg,
+    UniformNoiseCfg,
+    mdp,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,15 +44,38 @@ class VelocityEnvCfg(ManagerBasedRlEnvCfg):
             object.__setattr__(self, name, table)
 
 
+def sensed() -> dict[str, ObservationTermCfg]:
+    """What the robot's own sensors give, noisy: no linear velocity, no height."""
+    return {
+        "base_ang_vel": ObservationTermCfg(
+            func=mdp.base_ang_vel, scale=0.25, noise=UniformNoiseCfg(n_min=-0.2, n_max=0.2)
+        ),
+        "projected_gravity": ObservationTermCfg(
+            func=mdp.projected_gravity, noise=UniformNoiseCfg(n_min=-0.05, n_max=0.05)
+        ),
+        "command": ObservationTermCfg(
+            func=mdp.generated_commands,
+            params={"command_name": "base_velocity"},
+            scale=(2.0, 2.0, 1.0),
+        ),
+        "joint_pos": ObservationTermCfg(
+            func=mdp.joint_pos_rel,
+            params={"biased": True},
+            noise=UniformNoiseCfg(n_min=-0.01, n_max=0.01),
+        ),
+        "joint_vel": ObservationTermCfg(
+            func=mdp.joint_vel_rel, scale=0.05, noise=UniformNoiseCfg(n_min=-1.5, n_max=1.5)
+        ),
+        "actions": ObservationTermCfg(func=mdp.last_action),
+    }
+
+
 def randomization(
     *, trunk: str, feet: tuple[str, ...], payload: tuple[float, float]
 ) -> dict[str, EventTermCfg]:
     """Events that give every environment another robot on another ground, and push it.
 
-    Args:
-        trunk: the body that carries the payload.
-        feet: regular expressions of the geoms of the feet.
-        payload: range added to the trunk's mass, kg.
+    The body ``trunk`` carries the payload, kg; ``feet`` are regular expressions of geoms.
     """
     body = SceneEntityCfg("robot", body_names=(trunk,))
     soles = SceneEntityCfg("robot", geom_names=feet)

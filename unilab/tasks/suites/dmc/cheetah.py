@@ -47,7 +47,7 @@ class CheetahCfg(MoveCfg):
     """``dmc/cheetah-run``."""
 
     env_class = Cheetah
-    can_stand = False
+    move_speed: Positive
     episode_length_s: Positive = 10.0
 
 

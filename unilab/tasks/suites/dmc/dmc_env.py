@@ -7,9 +7,9 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
 
 import mujoco
+import numpy as np
 import torch
 from mujoco.batch import Batch
 from torch import Tensor
@@ -22,16 +22,13 @@ from unilab.tasks.suites.env import SuiteEnv, SuiteEnvCfg
 class MoveCfg(SuiteEnvCfg):
     """Settings of robots that move at a speed."""
 
-    can_stand: ClassVar[bool] = True
-    """Whether the robot has a task of standing."""
     move_speed: float
     """m/s at which the reward for moving is 1; 0 rewards standing."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.move_speed < 0.0 or (self.move_speed == 0.0 and not self.can_stand):
-            least = "at least 0" if self.can_stand else "more than 0"
-            raise ConfigError(f"move_speed must be {least}, got {self.move_speed}")
+        if self.move_speed < 0.0:
+            raise ConfigError(f"move_speed must be at least 0, got {self.move_speed}")
 
 
 class DmcEnv(SuiteEnv):
@@ -110,8 +107,18 @@ class DmcEnv(SuiteEnv):
     # Initial states ---------------------------------------------------------------------
 
     @cached_property
-    def _touching(self) -> ContactQuery:
-        return ContactQuery(self.backend.mj_model, self.num_envs, self.cfg.num_threads)
+    def _contacts(self) -> tuple[Batch, np.ndarray, np.ndarray]:
+        """Simulations that only find contacts, with their qpos and numbers of contacts."""
+        batch = Batch(self.backend.mj_model, self.num_envs, self.cfg.num_threads)
+        return batch, batch.bind("qpos"), batch.bind("ncon")
+
+    def _touching(self, qpos: Tensor) -> Tensor:
+        """``[n]`` bool, whether poses ``[n, nq]`` touch something."""
+        batch, poses, ncon = self._contacts
+        rows = np.arange(qpos.shape[0])
+        poses[rows] = qpos.numpy()
+        batch.forward(rows, stage=int(mujoco.mjtStage.mjSTAGE_POS))
+        return torch.from_numpy(ncon[rows] > 0)
 
     def _home(self, rows: int) -> dict[str, Tensor]:
         """The model's initial pose, at rest."""
@@ -140,24 +147,3 @@ class DmcEnv(SuiteEnv):
                 quat = self._uniform(rows, torch.zeros(4).double(), torch.ones(4).double())
                 qpos[:, turned] = quat / quat.norm(dim=1, keepdim=True)
         return qpos
-
-
-class ContactQuery:
-    """Tells which poses touch something, in a separate batch of simulations.
-
-    Args:
-        model: the task's.
-        num_envs: most poses of one call.
-        num_threads: threads of the batch; 0 takes all cores.
-    """
-
-    def __init__(self, model: mujoco.MjModel, num_envs: int, num_threads: int) -> None:
-        self._batch = Batch(model, num_envs, num_threads)
-        self._qpos, self._ncon = self._batch.bind("qpos"), self._batch.bind("ncon")
-
-    def __call__(self, qpos: Tensor) -> Tensor:
-        """``[n]`` bool for poses ``[n, nq]``."""
-        rows = torch.arange(qpos.shape[0]).numpy()
-        self._qpos[rows] = qpos.numpy()
-        self._batch.forward(rows, stage=int(mujoco.mjtStage.mjSTAGE_POS))
-        return torch.from_numpy(self._ncon[rows] > 0)

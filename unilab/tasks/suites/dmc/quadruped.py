@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import mujoco
 import torch
@@ -15,6 +14,8 @@ from unilab.tasks.suites.dmc.dmc_env import DmcEnv, MoveCfg
 from unilab.tasks.suites.dmc.tolerance import at_least
 
 _TIME_LIMIT = 20.0  # s; the suite sizes the floor by it
+_TOES = ("front_left", "front_right", "back_right", "back_left")
+_FEET = tuple(f"{kind}_toe_{toe}" for kind in ("force", "torque") for toe in _TOES)
 
 
 class Quadruped(DmcEnv):
@@ -44,24 +45,9 @@ class Quadruped(DmcEnv):
             data["act"],
             self._sensor(data, "velocimeter"),
             self._frame(data, "torso")[:, 2, 2:],
-            data["sensordata"][:, self._imu],
-            data["sensordata"][:, self._feet].asinh(),
+            self._sensor(data, "imu_accel", "imu_gyro"),
+            self._sensor(data, *_FEET).asinh(),
         )
-
-    @cached_property
-    def _imu(self) -> Tensor:
-        return self._columns(mujoco.mjtSensor.mjSENS_GYRO, mujoco.mjtSensor.mjSENS_ACCELEROMETER)
-
-    @cached_property
-    def _feet(self) -> Tensor:
-        return self._columns(mujoco.mjtSensor.mjSENS_FORCE, mujoco.mjtSensor.mjSENS_TORQUE)
-
-    def _columns(self, *kinds: mujoco.mjtSensor) -> Tensor:
-        """Columns of the sensors of some kinds, in the model's order."""
-        model = self.backend.mj_model
-        types = [int(kind) for kind in kinds]
-        found = [s for s in map(model.sensor, range(model.nsensor)) if int(s.type[0]) in types]
-        return torch.cat([torch.arange(int(s.adr[0]), int(s.adr[0] + s.dim[0])) for s in found])
 
     def _reward(self, action: Tensor) -> Tensor:
         speed = self.cfg.move_speed
@@ -88,7 +74,7 @@ class QuadrupedCfg(MoveCfg):
     """``dmc/quadruped-walk`` and ``dmc/quadruped-run``."""
 
     env_class = Quadruped
-    can_stand = False
+    move_speed: Positive
     episode_length_s: Positive = 20.0
 
 

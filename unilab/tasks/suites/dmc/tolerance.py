@@ -19,16 +19,8 @@ def tolerance(
 ) -> Tensor:
     """1 within bounds, falling towards 0 outside; ``dm_control.utils.rewards.tolerance``.
 
-    Args:
-        x: any shape.
-        bounds: inclusive.
-        margin: distance from the bounds at which the value has fallen to ``value_at_margin``; 0
-            gives 0 everywhere outside.
-        sigmoid: how it falls.
-        value_at_margin: at the margin.
-
-    Returns:
-        The values, of the shape of ``x``.
+    Bounds are inclusive. ``margin`` is the distance from them at which the value has fallen to
+    ``value_at_margin``; a margin of 0 gives 0 everywhere outside.
     """
     low, high = bounds
     inside = (x >= low) & (x <= high)

@@ -120,7 +120,6 @@ class ContactEnv(FallingEnv):
         self.data["cfrc_ext"][rows.cpu()] = 0.0
 
     def close(self, *, raise_if_closed: bool = True) -> None:
-        """Free the physics; a second call does nothing."""
         super().close(raise_if_closed=raise_if_closed)
         self._forces.close()
 

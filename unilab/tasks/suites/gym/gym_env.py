@@ -60,8 +60,9 @@ class GymEnv(SuiteEnv):
     reward_terms: ClassVar[tuple[str, ...]] = ("forward", "ctrl")
     normal_velocities: ClassVar[bool] = False
 
-    def _before_step(self) -> None:
+    def _physics(self, action: Tensor) -> None:
         self._x_before = self._x().clone()
+        super()._physics(action)
 
     def _x(self) -> Tensor:
         """``[num_envs]`` m, the position whose velocity is rewarded."""
@@ -78,18 +79,12 @@ class GymEnv(SuiteEnv):
     def _initial_state(self, rows: int) -> dict[str, Tensor]:
         scale, home = self.cfg.reset_noise_scale, self.backend.default_qpos
         noise = torch.full_like(home, scale)
-        return {
-            "qpos": home + self._uniform(rows, -noise, noise),
-            "qvel": self._velocity_noise(rows, scale),
-        }
-
-    def _velocity_noise(self, rows: int, scale: float) -> Tensor:
-        """``[rows, nv]``, the velocities that an episode begins with."""
+        qpos = home + self._uniform(rows, -noise, noise)
         width = self.data["qvel"].shape[1]
         if self.normal_velocities:
-            return self._normal(rows, width, scale)
-        noise = self.data["qvel"].new_full((width,), scale)
-        return self._uniform(rows, -noise, noise)
+            return {"qpos": qpos, "qvel": self._normal(rows, width, scale)}
+        noise = noise.new_full((width,), scale)
+        return {"qpos": qpos, "qvel": self._uniform(rows, -noise, noise)}
 
 
 class FallingEnv(GymEnv):

@@ -1,4 +1,4 @@
-"""A planar one-legged robot hops forward."""
+"""Planar robots run, hop and walk forward: half cheetah, hopper and walker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,30 @@ import torch
 from torch import Tensor
 
 from unilab.checks import Bound, Positive
-from unilab.tasks.suites.gym.gym_env import FallingEnv, HealthyCfg, between
+from unilab.tasks.suites.gym.gym_env import FallingEnv, GymEnv, GymEnvCfg, HealthyCfg, between
+
+
+class HalfCheetah(GymEnv):
+    """Gymnasium's ``HalfCheetah-v5``."""
+
+    model = "envs/mujoco/assets/half_cheetah.xml"
+    decimation = 5
+    normal_velocities = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class HalfCheetahCfg(GymEnvCfg):
+    """``gym/HalfCheetah-v5``."""
+
+    env_class = HalfCheetah
+    episode_length_s: Positive = 50.0
+    ctrl_cost_weight: float = 0.1
+    reset_noise_scale: float = 0.1
+
+
+def half_cheetah_v5() -> HalfCheetahCfg:
+    """Gymnasium's planar cheetah runs forward (6 joints, 1000 steps of 0.05 s)."""
+    return HalfCheetahCfg()
 
 
 class PlanarLeggedEnv(FallingEnv):
@@ -65,3 +88,23 @@ class HopperCfg(PlanarLeggedCfg):
 def hopper_v5() -> HopperCfg:
     """Gymnasium's planar hopper hops forward (3 joints, 1000 steps of 0.008 s)."""
     return HopperCfg()
+
+
+class Walker2d(PlanarLeggedEnv):
+    """Gymnasium's ``Walker2d-v5``."""
+
+    model = "envs/mujoco/assets/walker2d_v5.xml"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Walker2dCfg(PlanarLeggedCfg):
+    """``gym/Walker2d-v5``."""
+
+    env_class = Walker2d
+    healthy_z_range: tuple[Bound, Bound] = (0.8, 2.0)
+    healthy_angle_range: tuple[Bound, Bound] = (-1.0, 1.0)
+
+
+def walker2d_v5() -> Walker2dCfg:
+    """Gymnasium's planar biped walks forward (6 joints, 1000 steps of 0.008 s)."""
+    return Walker2dCfg()

@@ -30,18 +30,13 @@ TINY = [
 ]
 
 
-@pytest.fixture
-def example(monkeypatch):
+@pytest.mark.slow
+def test_it_trains_saves_resumes_exports_and_plays(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(EXAMPLES)
     import custom_actor
 
-    return custom_actor
-
-
-@pytest.mark.slow
-def test_it_trains_saves_resumes_exports_and_plays(example, tmp_path):
     run = tmp_path / "run"
-    metrics = example.main([*TINY, f"training.run_dir={run}"])
+    metrics = custom_actor.main([*TINY, f"training.run_dir={run}"])
     assert metrics["Eval/episode_length"] == 20
     with (run / "progress.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -60,11 +55,3 @@ def test_it_trains_saves_resumes_exports_and_plays(example, tmp_path):
         exported, actor.explore(obs, deterministic=True), atol=1e-5, rtol=0.0
     )
     assert_log_prob_consistent(actor, lambda u: 0.9 * torch.tanh(u))
-
-
-def test_its_actions_lie_in_a_range_per_joint(example):
-    actor = example.TwoEncoderActor(4, 2, split=1, action_low=[-1.0, 0.5], action_high=[1.0, 4.0])
-    low, high = torch.tensor([-1.0, 0.5]), torch.tensor([1.0, 4.0])
-    assert_log_prob_consistent(
-        actor, lambda u: low + 0.5 * (high - low) * (torch.tanh(u) + 1), obs=torch.randn(64, 4)
-    )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 
@@ -12,7 +10,7 @@ from unilab.modules import FlashSACActor
 
 
 @pytest.fixture(scope="session")
-def trained() -> FlashSACActor:
+def actor() -> FlashSACActor:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         made = FlashSACActor(5, 2, hidden_dim=16, action_low=[-2.0, 0.0], action_high=[1.0, 4.0])
@@ -21,16 +19,11 @@ def trained() -> FlashSACActor:
     return made.eval()
 
 
-@pytest.fixture
-def actor(trained: FlashSACActor) -> FlashSACActor:
-    return copy.deepcopy(trained)
-
-
 METADATA = {"task": "t", "observation_terms": [{"name": "a", "clip": None}], "period": 0.02}
 
 
 @pytest.fixture(scope="session")
-def exported(trained: FlashSACActor, tmp_path_factory: pytest.TempPathFactory) -> OnnxExport:
+def exported(actor: FlashSACActor, tmp_path_factory: pytest.TempPathFactory) -> OnnxExport:
     """The actor's file; a test that changes it takes a copy."""
     path = tmp_path_factory.mktemp("export") / "p.onnx"
-    return export_onnx(trained, path, metadata=METADATA)
+    return export_onnx(actor, path, metadata=METADATA)

@@ -32,9 +32,6 @@ def gradient(f: Callable[[Arrays], np.ndarray], params: Arrays, names: list[str]
     return out
 
 
-# Layers -----------------------------------------------------------------------------------------
-
-
 def unit_rows(weight: np.ndarray) -> np.ndarray:
     return weight / np.maximum(np.sqrt((weight**2).sum(-1, keepdims=True)), 1e-8)
 
@@ -103,9 +100,6 @@ def trunk(p: Arrays, x: np.ndarray, training: bool, stats: Arrays) -> np.ndarray
     return rms_norm(p["norm.weight"], h)
 
 
-# Networks ---------------------------------------------------------------------------------------
-
-
 def actor_heads(
     p: Arrays, obs: np.ndarray, training: bool, stats: Arrays
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -164,9 +158,6 @@ def critic_log_p(
 
 def value(log_p: np.ndarray, support: np.ndarray) -> np.ndarray:
     return (np.exp(log_p) * support).sum(-1)
-
-
-# Losses -----------------------------------------------------------------------------------------
 
 
 def target_entropy(action_dim: int, sigma: float = 0.15) -> float:
@@ -258,9 +249,6 @@ def critic_loss(
 def _both(batch: Arrays, next_action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     obs = np.concatenate([batch["critic"], batch["next_critic"]])
     return obs, np.concatenate([batch["action"], next_action])
-
-
-# Around the losses ------------------------------------------------------------------------------
 
 
 def learning_rate(

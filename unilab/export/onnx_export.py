@@ -34,12 +34,10 @@ class OnnxExport:
 
     path: Path
     opset: int
-    """Version of ONNX's operator set."""
     obs_dim: int
     action_dim: int
     max_abs_diff: float
-    """Largest difference between onnxruntime's actions and ``explore(obs, deterministic=True)``, in
-    the action's unit."""
+    """Largest difference between onnxruntime's actions and ``explore(obs, deterministic=True)``."""
 
 
 def export_onnx(
@@ -64,7 +62,6 @@ def export_onnx(
 
     Raises:
         ActorContractError: the actor cannot be exported, or the file does not act as it does.
-        CapabilityError: onnxscript or onnxruntime is not installed.
     """
     onnx, runtime = require("onnx"), require("onnxruntime")
     require("onnxscript")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import nn
 
@@ -15,8 +15,6 @@ from unilab.trainers.checkpoint import newest, read_identity, read_states
 from unilab.trainers.state_check import differences, semantics_problem, state_problem
 
 __all__ = ["load_env_training_state", "load_play_actor"]
-
-T = TypeVar("T")
 
 # A training run may replace its newest checkpoint while it is read.
 _TRIES = 10
@@ -43,13 +41,10 @@ def load_play_actor(run_or_checkpoint: str | Path) -> nn.Module:
 
 def load_env_training_state(run_or_checkpoint: str | Path) -> Mapping[str, Any]:
     """The training state of a run's environment, for ``import_training_state``."""
-    state: Any = _read(Path(run_or_checkpoint), lambda path: read_states(path, ["env"])["env"])
-    if not isinstance(state, Mapping):
-        raise CheckpointError(f"{run_or_checkpoint}: the state of its env must be a mapping")
-    return state
+    return _read(Path(run_or_checkpoint), lambda path: read_states(path, ["env"])["env"])
 
 
-def _read(given: Path, read: Callable[[Path], T]) -> T:
+def _read(given: Path, read: Callable[[Path], Any]) -> Any:
     for _ in range(_TRIES):
         path = _checkpoint(given)
         try:
@@ -115,10 +110,7 @@ def _actor(path: Path) -> nn.Module:
 
 
 def _check_run(path: Path, identity: Mapping[str, Any]) -> None:
-    """Compares a checkpoint with the run in whose folder it lies, if any.
-
-    The task that is played comes from the run's configuration.
-    """
+    """Compare with the run in whose folder it lies, if any: the task to play is the run's."""
     run = RunFolder(path.resolve().parent.parent)
     if not run.config_file.is_file():
         return

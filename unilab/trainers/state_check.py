@@ -34,19 +34,16 @@ def state_problem(saved: Any, live: Any, path: str) -> str:
             return ""
         if set(saved) != set(live):
             return f"{path} differs in {sorted(map(str, set(saved) ^ set(live)))}"
-        return _first(state_problem(saved[k], live[k], f"{path}.{k}") for k in live)
+        problems = (state_problem(saved[k], live[k], f"{path}.{k}") for k in live)
+        return next(filter(None, problems), "")
     if isinstance(live, Sequence) and not isinstance(live, str):
         if not isinstance(saved, Sequence) or len(saved) != len(live):
             return f"{path} has another length there than here"
-        pairs = enumerate(zip(saved, live, strict=True))
-        return _first(state_problem(s, v, f"{path}[{i}]") for i, (s, v) in pairs)
+        saved, live = dict(enumerate(saved)), dict(enumerate(live))
+        return state_problem(saved, live, path)
     if type(saved) is not type(live) and (type(saved), type(live)) != (int, float):
         return f"{path} is {type(saved).__name__} there and {type(live).__name__} here"
     return ""
-
-
-def _first(problems: Any) -> str:
-    return next(filter(None, problems), "")
 
 
 def _tensor_problem(saved: Any, live: torch.Tensor, path: str) -> str:

@@ -80,21 +80,20 @@ class EntityData:
     def __init__(
         self,
         joints: Sequence[JointInfo],
-        qpos: Tensor,
-        num_envs: int,
+        backend: SimBackend,
         device: torch.device,
         undeclared: Callable[[str], Tensor],
     ) -> None:
         self._columns: dict[str, Tensor] = {}
         self._cache: dict[str, Tensor] = {}
         self._undeclared = undeclared
-        home = [float(qpos[j.qpos.start]) for j in joints]
+        home = [float(backend.default_qpos[j.qpos.start]) for j in joints]
         self.default_joint_pos = torch.tensor(home, dtype=torch.float32, device=device)
         """``[num_joints]``, the home pose."""
         limits = torch.tensor([j.range for j in joints], dtype=torch.float32, device=device)
         self.joint_pos_limits = limits.reshape(-1, 2)
         """``[num_joints, 2]``, lower and upper."""
-        self.encoder_bias = torch.zeros(num_envs, len(joints), device=device)
+        self.encoder_bias = torch.zeros(backend.num_envs, len(joints), device=device)
         """``[num_envs, num_joints]`` rad, encoder offset of ``joint_pos_rel(biased=True)``."""
 
     @property
@@ -195,9 +194,7 @@ class Entity:
         self.bodies = tuple(b for b in backend.bodies if b in tree)
         self.dof_ids = torch.tensor([j.qvel.start for j in self.joints], dtype=torch.int64)
         """``[num_joints]``, columns of the joints among the model's degrees of freedom."""
-        self.data = EntityData(
-            self.joints, backend.default_qpos, backend.num_envs, device, undeclared
-        )
+        self.data = EntityData(self.joints, backend, device, undeclared)
         self._sources: dict[str, Source] = {}
         if self.joints:
             first, last = self.joints[0], self.joints[-1]

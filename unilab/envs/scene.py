@@ -124,7 +124,9 @@ class EntityScene:
         self._recorded: dict[Read, None] | None = None
         self._dry_plans: dict[Read, HostBridgeTransferPlan] = {}
         self._sensor_columns: dict[str, Tensor] = {}
-        self._plan: HostBridgeTransferPlan | None = None
+        self.plan: HostBridgeTransferPlan
+        """The compiled reads, with their transfer counts."""
+        self._compiled = False
         self._staged: Transaction | None = None
         self._fields: dict[str, Tensor] = {}
         self._nominal: dict[str, Tensor] = {}
@@ -190,7 +192,7 @@ class EntityScene:
         """Read one field or sensor while it is not in the packet: a first call's read."""
         key = (entity, name)
         what = f"{entity}.data.{name}" if entity else f"sensor {name!r}"
-        if self._plan is not None:
+        if self._compiled:
             raise ConfigError(
                 f"{what} must be read by some term when the environment is built, got its first "
                 "read now: declare it with @reads, or env.scene.declare in a command's __init__"
@@ -216,22 +218,16 @@ class EntityScene:
     def compile_tensor_reads(self) -> HostBridgeTransferPlan:
         """Freeze the union of what is read into one packet, and read it."""
         sources = [self._source(key) for key in self._declared]
-        self._plan = self._backend.compile_host_bridge_io(sources, self._device)
-        for (entity, name), cols in zip(self._declared, self._plan.columns, strict=True):
+        self.plan = self._backend.compile_host_bridge_io(sources, self._device)
+        self._compiled = True
+        for (entity, name), cols in zip(self._declared, self.plan.columns, strict=True):
             columns = self[entity].data._columns if entity else self._sensor_columns
-            columns[name] = self._plan.packet[:, cols]
+            columns[name] = self.plan.packet[:, cols]
         for plan in self._dry_plans.values():
             plan.packet.fill_(torch.nan)  # a term that keeps it would read stale values
         self._dry_plans.clear()
         self.read()
-        return self._plan
-
-    @property
-    def plan(self) -> HostBridgeTransferPlan:
-        """The compiled reads, with their transfer counts."""
-        if self._plan is None:
-            raise ConfigError("call EntityScene.compile_tensor_reads() before reading")
-        return self._plan
+        return self.plan
 
     def sensor(self, name: str) -> Tensor:
         """Current values of a sensor, ``[num_envs, width]``."""

@@ -14,12 +14,10 @@ from unilab.checks import Bound, check_fields, check_range
 from unilab.envs.managers.delay import DelayBuffer, DelayCfg, DelaySpec
 from unilab.envs.managers.term import COLUMNS, Term, bind_term, evaluate, only_rows
 from unilab.envs.nonfinite import bad_rows, is_finite, non_finite
-from unilab.errors import ConfigError, NonFiniteError, did_you_mean
+from unilab.errors import ConfigError, NonFiniteError
 
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
-
-GROUPS = ("obs", "critic")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,14 +86,11 @@ class ObservationManager:
     """
 
     def __init__(self, cfg: Mapping[str, ObservationGroupCfg], env: ManagerBasedRlEnv) -> None:
-        for name in cfg:
-            if name not in GROUPS:
-                raise ConfigError(
-                    f"observation group {name!r} does not exist{did_you_mean(name, GROUPS)}: "
-                    "groups are 'obs' (actor) and, if the critic sees something else, 'critic'"
-                )
-        if "obs" not in cfg:
-            raise ConfigError(f"observation groups are {sorted(cfg)}: 'obs' is required")
+        if not {"obs"} <= set(cfg) <= {"obs", "critic"}:
+            raise ConfigError(
+                "observations must have the group 'obs' (actor) and, if the critic sees something "
+                f"else, 'critic', got {sorted(cfg)}"
+            )
         self._cfg = cfg
         self._env = env
         self._terms: list[Term] = []

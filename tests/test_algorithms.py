@@ -62,12 +62,13 @@ class DDPGCfg:
     env: dict[str, Any] = field(default_factory=dict)
 
 
-class DDPGLearner:
-    """TorchRL's DDPG, one Adam step a batch."""
+class DDPGLearner(torch.nn.Module):
+    """TorchRL's DDPG, one SGD step a batch."""
 
     def __init__(self, loss: DDPGLoss, lr: float) -> None:
+        super().__init__()
         self.loss = loss
-        self.optimizer = torch.optim.Adam(loss.parameters(), lr)
+        self.optimizer = torch.optim.SGD(loss.parameters(), lr)
         self.target = SoftUpdate(loss, tau=0.01)
         self.update_count = 0
 
@@ -78,21 +79,8 @@ class DDPGLearner:
         self.optimizer.zero_grad()
         self.target.step()
         self.update_count += 1
-        return TensorDict(
-            {"loss_actor": out["loss_actor"], "loss_qvalue": out["loss_value"]}
-        ).detach()
-
-    def state_dict(self) -> dict:
-        return {
-            "loss": self.loss.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "update_count": self.update_count,
-        }
-
-    def load_state_dict(self, state: dict) -> None:
-        self.loss.load_state_dict(state["loss"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.update_count = state["update_count"]
+        metrics = out.select("loss_actor", "loss_value").detach()
+        return metrics.rename_key_("loss_value", "loss_qvalue")
 
 
 def train_ddpg(cfg: DDPGCfg) -> int:

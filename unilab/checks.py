@@ -108,7 +108,7 @@ def check_fields(config: Any, path: str = "") -> None:
 
 
 def check_fits(name: str, value: Any, hint: Any, *, infinite: bool = False) -> None:
-    """Check a value against its annotation; ``infinite`` allows numbers that are."""
+    """Check a value against its annotation; ``infinite`` allows infinite numbers."""
     if expected := _expected(value, hint, infinite):
         raise ConfigError(f"{name} must be {expected}, got {_shown(value)}")
     if is_dataclass(value) and not isinstance(value, type):

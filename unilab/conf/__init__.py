@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
@@ -22,6 +22,7 @@ from unilab import registry
 from unilab.checks import build
 from unilab.conf.algorithms import algorithm, register_algorithm
 from unilab.errors import CheckpointError, ConfigError
+from unilab.record import RunFolder
 from unilab.tasks import SUITE_TASKS
 
 __all__ = ["checked_settings", "compose", "register_algorithm"]
@@ -61,11 +62,9 @@ def algorithm_name(overrides: Sequence[str]) -> str:
     values = dict(text.lstrip("+").partition("=")[::2] for text in overrides)
     name: Any = values.get("algo.name")
     if name is None and values.get("training.resume"):
-        try:
-            run = Path(values["training.resume"].strip("'\""), "run_config.json")
-            name = json.loads(run.read_text())["config"]["algo"]["name"]
-        except (OSError, ValueError, LookupError, TypeError):
-            pass  # reported when the run is opened
+        run = RunFolder(Path(values["training.resume"].strip("'\"")))
+        with suppress(CheckpointError, LookupError, TypeError):  # reported when the run is opened
+            name = run.read_config()["config"]["algo"]["name"]
     return name or "flashsac"
 
 
@@ -153,8 +152,6 @@ def _parsed(text: str) -> Override:
 
 
 def _resumed(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
-    from unilab.record import RunFolder
-
     run = RunFolder.open(config.training.resume)
     stored = OmegaConf.create(run.read_config()["config"])
     for section in ("algo.algo_params", "training", "env"):

@@ -72,14 +72,6 @@ def test_state_round_trip_continues_bit_for_bit(tmp_path, stop):
     assert same(restored.state_dict(), learner.state_dict())
 
 
-def test_learning_rates_follow_each_optimizers_own_steps():
-    learner = FlashSACLearner(tiny_loss(), lr=1.0, lr_init=0.0, lr_end=0.5, warmup_steps=4)
-    run(learner, range(3))  # three critic steps, two actor steps
-    rates = {k: o.param_groups[0]["lr"] for k, o in learner._optimizers.items()}
-    assert rates == {"critic": 0.75, "actor": 0.5, "alpha": 0.5}  # of the next step
-    assert learner.state_dict()["schedules"] == {"actor": 2, "alpha": 2, "critic": 3}
-
-
 def test_bfloat16_is_used_inside_the_linear_layers_alone():
     learner = FlashSACLearner(tiny_loss(), amp_dtype="bfloat16")
     seen: dict[str, set[torch.dtype]] = {}

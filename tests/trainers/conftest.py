@@ -92,23 +92,16 @@ class Session:
         data: int | Iterable[TensorDictBase],
         counters: Counters | None = None,
         *,
-        learning_starts: int = 32,
-        updates_per_step: int = 1,
         evaluate: Any = None,
         drain_metrics: Any = None,
         logger: MetricLogger | None = None,
-        progress: Any = None,
         save: bool = True,
         **training: Any,
     ) -> Counters:
-        """The loop of examples/train_flashsac.py over a number of ticks, or over given data.
-
-        ``runner`` is its runner afterwards, or when it has failed.
-        """
+        """The loop of examples/train_flashsac.py over a number of ticks, or over given data."""
         run = Run(
             checkpointer=self.checkpointer if save else None,
             logger=logger,
-            progress=progress,
             counters=counters if counters is not None else Counters(),
         )
         self.runner = runner = OffPolicyRunner(
@@ -124,10 +117,9 @@ class Session:
             for batch in runner:
                 self.rewards.update(batch)
                 self.buffer.extend(batch)
-                if len(self.buffer) >= learning_starts:
-                    for _ in range(updates_per_step):
-                        sampled = self.rewards.normalize(self.buffer.sample())
-                        runner.record(self.learner.update(sampled))
+                if len(self.buffer) >= 32:
+                    batch = self.rewards.normalize(self.buffer.sample())
+                    runner.record(self.learner.update(batch))
         return run.counters
 
     def state(self) -> dict[str, torch.Tensor]:

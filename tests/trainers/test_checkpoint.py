@@ -68,13 +68,14 @@ def test_a_replay_buffer_of_another_n_step_is_refused(session, before, then):
         other.train(TICKS)
 
 
-def test_the_newest_checkpoints_are_kept(session, tmp_path):
+def test_the_newest_checkpoints_are_kept_and_the_newest_left_is_loaded(session, tmp_path):
     run = session(keep=2)
     for frames in (10, 20, 30):
         run.checkpointer.save(Counters(frames=frames))
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert [int(name.split("-")[1]) for name in names] == [20, 30]
-    assert run.checkpointer.latest().name == names[-1]
+    shutil.rmtree(run.checkpointer.latest())
+    assert run.checkpointer.load().frames == 20
 
 
 def test_saving_twice_at_one_step_replaces_the_checkpoint(session):
@@ -118,19 +119,12 @@ def test_c21_a_damaged_file_is_refused_whole(refused, trained, damage):
     refused(f"{path} is damaged")
 
 
-def test_the_checkpoint_before_a_removed_one_is_loaded(session):
-    run = session()
-    run.train(TICKS, checkpoint_interval=4 * TICKS // 2)
-    shutil.rmtree(run.checkpointer.latest())
-    assert session(seed=1).checkpointer.load().frames == 4 * TICKS // 2
-
-
 def at(path: str, change):
     """Changes one value in nested dicts."""
+    *keys, last = path.split("/")
 
     def changed(state):
         node = state
-        *keys, last = path.split("/")
         for key in keys:
             node = node[int(key) if key.isdigit() else key]
         node[last] = change(node[last])
@@ -152,30 +146,24 @@ WEIGHT, MOMENT = "loss/actor.mean_head.weight", "optimizers/actor/0/exp_avg"
         ("learner", at(WEIGHT, torch.Tensor.double), "mean_head.weight"),
         ("learner", at(WEIGHT, torch.Tensor.to_sparse), "mean_head.weight"),
         ("learner", at(WEIGHT, lambda w: w * math.nan), "mean_head.weight"),
-        ("learner", at(WEIGHT, to("w")), "mean_head.weight"),
         ("learner", at(MOMENT, lambda m: m[:1]), "exp_avg"),
         ("learner", at(MOMENT, lambda m: m / 0), "exp_avg"),
         ("learner", at("update_count", to(-3)), "update_count"),
-        ("learner", at("update_count", to("x")), "update_count"),
         ("learner", at("schedules/actor", to(-1)), "actor"),
         ("learner", at("schedules", to(None)), "schedules"),
-        ("learner", at("loss", to(None)), "loss"),
         ("learner", at("optimizers", to("a")), "optimizers"),
         ("learner", at("actor_semantics", to(None)), "actor_semantics"),
         ("env", to({"version": 2, "control_steps": 5}), "version"),
         ("env", to({"version": 1, "control_steps": -1}), "control_steps"),
         ("env", to({"version": 1, "control_steps": True}), "control_steps"),
-        ("env", to({"version": 1}), "control_steps"),
         ("replay", to([1]), "replay"),
         ("replay", at("capacity", to(7)), "capacity"),
         ("counters", to([1, 2]), "counters"),
         ("counters", to(None), "counters"),
-        ("counters", to({}), "counters"),
         ("counters", to({"frames": 1}), "counters"),
         ("counters", at("frames", to(True)), "counters"),
         ("counters", at("frames", to(-5)), "counters"),
         ("counters", at("minutes", to(math.nan)), "counters"),
-        ("counters", at("minutes", to(-1.0)), "counters"),
         ("gait", to({}), "gait"),
     ],
 )
@@ -192,15 +180,13 @@ def test_c21_an_invalid_state_of_a_component_is_refused_whole(
 
 
 class Constant:
-    """A component whose state never changes."""
-
-    def __init__(self, state: object) -> None:
+    def __init__(self, state):
         self.state = state
 
-    def state_dict(self) -> object:
+    def state_dict(self):
         return self.state
 
-    def load_state_dict(self, state: object) -> None:
+    def load_state_dict(self, state):
         torch.rand(1)  # as a component that initialises weights
 
 

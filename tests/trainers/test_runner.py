@@ -33,11 +33,6 @@ def folder(tmp_path: Path) -> RunFolder:
     return RunFolder.create("pendulum_swingup", 0, path=tmp_path / "run")
 
 
-def counting_evaluations():
-    numbers = itertools.count(1)
-    return lambda: {"Eval/return": float(next(numbers))}
-
-
 def saved_frames(run) -> list[int]:
     folder = run.checkpointer.latest().parent
     return sorted(int(path.name.split("-")[1]) for path in folder.iterdir())
@@ -73,43 +68,27 @@ def test_metrics_of_episodes_environment_losses_and_time_are_in_the_table(sessio
     assert run.runner.exit_code == 0
 
 
-def test_evaluations_come_at_the_interval_and_at_the_end(session, folder):
-    session().train(
-        TICKS,
-        logger=MetricLogger(folder),
-        evaluate=counting_evaluations(),
-        eval_interval=FRAMES * 2 // 5,
-        log_interval_s=1e-6,
-    )
-    rows = {int(r["frames"]): r["Eval/return"] for r in read_csv(folder) if r["Eval/return"]}
-    assert rows == {32: "1", 64: "2", 80: "3"}
-
-
-def test_without_an_interval_nothing_is_evaluated(session):
-    session().train(TICKS, evaluate=lambda: pytest.fail("evaluated"), eval_interval=None)
-
-
-def test_checkpoints_come_at_the_interval_and_at_the_end(session):
-    run = session()
-    run.train(TICKS, checkpoint_interval=32)
-    assert saved_frames(run) == [32, 64, 80]
-
-
-def test_evaluation_checkpoint_and_row_at_the_last_step_are_not_repeated(
+def test_evaluations_and_checkpoints_come_once_at_each_interval_and_at_the_end(
     session, folder, monkeypatch
 ):
-    run, saved = session(), []
+    run, saved, numbers = session(), [], itertools.count(1)
     save = run.checkpointer.save
     monkeypatch.setattr(run.checkpointer, "save", lambda c: saved.append(c.frames) or save(c))
     run.train(
         TICKS,
         logger=MetricLogger(folder),
-        evaluate=counting_evaluations(),
-        eval_interval=FRAMES,
-        checkpoint_interval=FRAMES,
+        evaluate=lambda: {"Eval/return": next(numbers)},
+        eval_interval=32,
+        checkpoint_interval=40,
+        log_interval_s=1e-6,
     )
-    assert saved == [FRAMES]
-    assert [row["Eval/return"] for row in read_csv(folder)] == ["1"]
+    rows = {int(r["frames"]): r["Eval/return"] for r in read_csv(folder) if r["Eval/return"]}
+    assert rows == {32: "1", 64: "2", 80: "3"}
+    assert saved == [40, 80]
+
+
+def test_without_an_interval_nothing_is_evaluated(session):
+    session().train(TICKS, evaluate=lambda: pytest.fail("evaluated"), eval_interval=None)
 
 
 def test_the_time_limit_ends_the_run_with_a_checkpoint(session):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -100,8 +98,9 @@ class NanGuard:
         rows = error.rows[: self._cfg.max_envs_to_dump]
         kept = min(self._recorded, self._cfg.buffer_size)
         order = [i % self._cfg.buffer_size for i in range(self._recorded - kept, self._recorded)]
-        with self._last_models():
-            models = [bytearray(self._backend.get_model_bytes(row)) for row in rows]
+        self._swap_models()  # to those of the last step, and back
+        models = [bytearray(self._backend.get_model_bytes(row)) for row in rows]
+        self._swap_models()
         content = {
             "version": DUMP_VERSION,
             "backend": type(self._backend).__name__,
@@ -127,16 +126,9 @@ class NanGuard:
         torch.save(content, path)
         return path
 
-    @contextmanager
-    def _last_models(self) -> Iterator[None]:
-        """Restore the models of the last step inside the block."""
+    def _swap_models(self) -> None:
         for field in self._overwritten.values():
             field.swap(self._backend)
-        try:
-            yield
-        finally:
-            for field in self._overwritten.values():
-                field.swap(self._backend)
 
     def _fields(self) -> dict[str, list[int]]:
         """First and last column of each state field within the replay state."""
@@ -163,12 +155,10 @@ def load_dump(path: str | Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class DumpReplay:
-    """Result of a replay."""
+    """Report of a replay, and whether every row ends as in the dump, bit for bit."""
 
     report: str
-    """The error and a line for each row."""
     same: bool
-    """Whether every replayed row ends as in the dump, bit for bit."""
 
 
 def replay_dump(path: str | Path, backend: type[SimBackend] = MujocoBackend) -> DumpReplay:
@@ -194,7 +184,6 @@ def replay_dump(path: str | Path, backend: type[SimBackend] = MujocoBackend) -> 
 
 
 def _replay_row(dump: dict[str, Any], i: int, backend: type[SimBackend]) -> tuple[str, bool]:
-    """Report on a row, and whether its last step repeats."""
     states, last = dump["states"][:, i], dump["last"][i]
     if not len(states):
         return f"it had taken no step; its state was {_finite(last)}", True

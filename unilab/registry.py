@@ -127,7 +127,6 @@ def register(
 
 def training_settings(name: str) -> dict[str, Any]:
     """Settings of ``unilab train`` that a task was registered with."""
-    _find(name)
     return dict(_training.get(name, {}))
 
 
@@ -197,7 +196,7 @@ def make(
 
 def dims(name: str, overrides: Mapping[str, Any] | None = None) -> Dims:
     """Observation and action widths of a task; builds one environment to read them."""
-    env = make(name, num_envs=1, seed=0, overrides=overrides)
+    env = make(name, seed=0, overrides=overrides)
     groups = env.obs_groups_spec
     action = env.full_action_spec["action"].shape[-1]
     env.close()

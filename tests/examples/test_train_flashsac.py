@@ -134,11 +134,7 @@ CUSTOM = "algo.algo_params.actor_config.builder=reference.actors:PlainActor"
         ([CUSTOM, "algo.algo_params.use_whole_cycle_cuda_graph=true"], "use_whole_cycle_cuda"),
         ([CUSTOM, "algo.algo_params.actor_normalize_parameters=false"], "actor_normalize"),
         (["env.decimate=4"], r"'decimate'.*decimation"),
-        (["algo.gamma=1.5"], "gamma"),
         (["algo.algo_params.tau=2.0"], "tau"),
-        (["algo.algo_params.lr=0.0"], "lr"),
-        (["algo.algo_params.num_bins=1"], "num_bins"),
-        (["algo.algo_params.v_min=6.0"], "v_min"),
     ],
 )
 def test_setting_that_cannot_train_is_refused_before_the_run_has_a_folder(

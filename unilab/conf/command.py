@@ -6,7 +6,6 @@ import atexit
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -73,10 +72,9 @@ def train_command(arguments: list[str]) -> None:
 
 def listen_to_ctrl_c() -> None:
     """Handle SIGINT, which shells make their background jobs ignore, until the interpreter ends."""
-    if threading.current_thread() is threading.main_thread():
-        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-        atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
 
 
 def report_errors(run: Callable[[], None]) -> None:

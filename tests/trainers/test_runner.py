@@ -33,11 +33,6 @@ def folder(tmp_path: Path) -> RunFolder:
     return RunFolder.create("pendulum_swingup", 0, path=tmp_path / "run")
 
 
-def saved_frames(run) -> list[int]:
-    folder = run.checkpointer.latest().parent
-    return sorted(int(path.name.split("-")[1]) for path in folder.iterdir())
-
-
 def test_a_collector_with_a_replay_buffer_is_refused(session):
     run = session()
     collector = Collector(
@@ -97,20 +92,6 @@ def test_the_time_limit_ends_the_run_with_a_checkpoint(session):
     assert run.checkpointer.load().frames == 4
 
 
-def test_leaving_the_loop_early_saves(session):
-    run = session()
-    runner = OffPolicyRunner(
-        run.collector(TICKS),
-        run.learner,
-        run.buffer,
-        training=TrainingCfg(),
-        run=Run(checkpointer=run.checkpointer),
-    )
-    with runner:
-        next(iter(runner))
-    assert run.checkpointer.load().frames == 0
-
-
 def test_a_signal_ends_the_run_after_the_step_with_a_checkpoint(session):
     run = session()
 
@@ -146,7 +127,7 @@ def test_c14_an_error_while_collecting_evaluating_or_logging_saves_first(session
         )
     frames = FRAMES if where == "log" else FRAMES // 2
     assert str(frames) in caught.value.__notes__[0]
-    assert saved_frames(run) == [frames]
+    assert run.checkpointer.load().frames == frames
 
 
 def test_an_error_in_the_loop_saves_nothing_and_closes_everything(session, folder, monkeypatch):
@@ -205,7 +186,7 @@ def test_resumed_minutes_and_frames_add_up(session):
     assert counters.minutes > minutes
 
 
-@pytest.mark.parametrize(("ticks", "traced"), [(110, 20), (7, 7)])
+@pytest.mark.parametrize(("ticks", "traced"), [(7, 7), (205, 20)])
 def test_a_chrome_trace_of_the_latest_steps_is_written(session, folder, ticks, traced):
     run = session()
     data = [batch.clone() for batch in run.collector(1)] * ticks

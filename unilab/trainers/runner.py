@@ -245,12 +245,12 @@ class OffPolicyRunner(AsyncRunner):
 
 
 def _start_profiler(trace: Path) -> profile:
-    """Profiles the first 100 steps and the last 20 of each 100; the file has the latest 20."""
+    """Profiles the first 100 steps, then the last 20 of each 100; the file has the latest ones."""
 
     def action(step: int) -> ProfilerAction:
         if step >= 100 and step % 100 < 80:
             return ProfilerAction.WARMUP if step % 100 == 79 else ProfilerAction.NONE
-        return ProfilerAction.RECORD_AND_SAVE if step % 20 == 19 else ProfilerAction.RECORD
+        return ProfilerAction.RECORD_AND_SAVE if step % 100 == 99 else ProfilerAction.RECORD
 
     profiler = profile(
         schedule=action, on_trace_ready=lambda done: done.export_chrome_trace(str(trace))

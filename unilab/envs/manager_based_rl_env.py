@@ -157,15 +157,13 @@ class ManagerBasedRlEnv(TorchEnv):
         return dict(zip(rewards.term_names, sums, strict=True)), causes
 
     def drain_metrics(self) -> dict[str, float]:
-        """Metrics since the last call.
+        """Metrics since the last call: also ``Curriculum/<term>``, the term's last value.
 
-        Returns:
-            Those of :meth:`TorchEnv.drain_metrics`; ``Curriculum/<term>``, the term's last value;
-            and, if episodes ended, means over them:
-            ``Episode_Reward/<term>``: weighted sum of the term over the episode, divided by
-            ``episode_length_s`` (an episode that ends early counts the missing time as 0);
-            ``Episode_Termination/<term>``: share of the episodes that the term ended;
-            ``Metrics/<term>`` and ``Metrics/<command>/<name>``: mean over the episodes' steps.
+        If episodes ended, also means over them:
+        ``Episode_Reward/<term>``: weighted sum of the term over the episode, divided by
+        ``episode_length_s`` (an episode that ends early counts the missing time as 0);
+        ``Episode_Termination/<term>``: share of the episodes that the term ended;
+        ``Metrics/<term>`` and ``Metrics/<command>/<name>``: mean over the episodes' steps.
         """
         per_second = 1.0 / self.cfg.episode_length_s
         episodes = {

@@ -29,10 +29,22 @@ def bad_rows(value: Tensor, limit: float | None = None) -> list[int]:
     return bad.reshape(len(value), -1).any(1).nonzero().flatten()[:8].tolist()
 
 
-def non_finite(what: str, bad: Mapping[str, Sequence[int]]) -> NonFiniteError:
-    """The error that starts with ``what``, for the bad rows by name of their term or field."""
-    rows = [row for found in bad.values() for row in found]
-    return NonFiniteError(f"{what}, first rows by name: {dict(bad)}", rows)
+def non_finite(
+    what: str, values: Mapping[str, Tensor], rows: Tensor | None = None, limit: float | None = None
+) -> NonFiniteError:
+    """The error for values that are not finite.
+
+    Args:
+        what: start of the message, such as "reward terms are not finite".
+        values: ``[n, ...]`` by name of the term or field.
+        rows: ``[n]`` int64, their environments; None: all.
+        limit: largest allowed size; None: any finite size is fine.
+    """
+    bad = {name: found for name, v in values.items() if (found := bad_rows(v, limit=limit))}
+    if rows is not None:
+        bad = {name: rows[found].tolist() for name, found in bad.items()}
+    first = [row for found in bad.values() for row in found]
+    return NonFiniteError(f"{what}, first rows by name: {bad}", first)
 
 
 def require_finite(
@@ -41,9 +53,4 @@ def require_finite(
     """Refuse values ``[len(names), num_envs]`` if one is not finite or larger than the limit."""
     if is_finite(values) if limit is None else is_within(values, limit):
         return
-    bad = {
-        name: rows
-        for name, value in zip(names, values, strict=True)
-        if (rows := bad_rows(value, limit=limit))
-    }
-    raise non_finite(what, bad)
+    raise non_finite(what, dict(zip(names, values, strict=True)), limit=limit)

@@ -263,11 +263,11 @@ class EntityScene:
             return
         if is_finite(packet):
             return
-        bad = {}
-        for (entity, name), cols in zip(self._declared, self.plan.columns, strict=True):
-            if rows := bad_rows(packet[:, cols]):
-                bad[f"{entity}.{name}" if entity else f"sensor:{name}"] = rows
-        raise non_finite("physics left non-finite values", bad)
+        values = {
+            f"{entity}.{name}" if entity else f"sensor:{name}": packet[:, cols]
+            for (entity, name), cols in zip(self._declared, self.plan.columns, strict=True)
+        }
+        raise non_finite("physics left non-finite values", values)
 
     def _changed(self) -> None:
         for entity in self.entities.values():

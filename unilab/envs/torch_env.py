@@ -16,7 +16,7 @@ from torchrl.data import Bounded, Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase
 
 from unilab.checks import to_device, to_num_envs, to_seed
-from unilab.envs.nonfinite import bad_rows, is_finite, non_finite
+from unilab.envs.nonfinite import is_finite, non_finite
 from unilab.errors import CapabilityError, ConfigError, EnvFaultedError
 
 FLAGS = ("done", "terminated", "truncated")
@@ -412,8 +412,8 @@ class TorchEnv(EnvBase):
                 f"{action.dtype} of shape {tuple(action.shape)} on {action.device}"
             )
         if not is_finite(action):
-            bad = {"action": bad_rows(action)}
-            raise non_finite("actions are not finite: look for a diverged policy", bad)
+            what = "actions are not finite: look for a diverged policy"
+            raise non_finite(what, {"action": action})
         return action
 
     def _checked_rows(self, env_ids: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from unilab.checks import Bound, check_fields, check_range
 from unilab.envs.managers.delay import DelayBuffer, DelayCfg, DelaySpec
 from unilab.envs.managers.term import COLUMNS, Term, bind_term, evaluate, only_rows
-from unilab.envs.nonfinite import bad_rows, is_finite, non_finite
+from unilab.envs.nonfinite import is_finite, non_finite
 from unilab.errors import ConfigError, NonFiniteError
 
 if TYPE_CHECKING:
@@ -197,12 +197,8 @@ class ObservationManager:
     def _not_finite(self, name: str, value: Tensor, rows: Tensor | None) -> NonFiniteError:
         widths = self._groups[name].widths
         blocks = value.split(list(widths.values()), dim=1)
-        bad = {
-            term: found for term, b in zip(widths, blocks, strict=True) if (found := bad_rows(b))
-        }
-        if rows is not None:
-            bad = {term: rows[found].tolist() for term, found in bad.items()}
-        return non_finite(f"observation {name!r} is not finite", bad)
+        terms = dict(zip(widths, blocks, strict=True))
+        return non_finite(f"observation {name!r} is not finite", terms, rows)
 
     def __str__(self) -> str:
         lines = []

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from unilab.checks import check_fits
 from unilab.envs.managers.term import SCALAR, bind_term, evaluate
-from unilab.envs.nonfinite import bad_rows, is_finite, non_finite
+from unilab.envs.nonfinite import is_finite, non_finite
 from unilab.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -82,12 +82,8 @@ class RewardManager:
         values = torch.stack(evaluate(self._terms, self._env)).mul_(self._weights)
         reward = values.sum(0)
         if not is_finite(reward):
-            bad = {
-                term.name: rows
-                for term, value in zip(self._terms, values, strict=True)
-                if (rows := bad_rows(value))
-            }
-            raise non_finite("reward terms are not finite", bad)
+            terms = dict(zip(self.term_names, values, strict=True))
+            raise non_finite("reward terms are not finite", terms)
         self.episode_sums.add_(values)
         self.reward = reward
         return reward

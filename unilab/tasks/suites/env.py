@@ -20,7 +20,7 @@ from unilab.backends import MujocoBackend
 from unilab.checks import Positive, check_fields
 from unilab.envs import TorchEnv
 from unilab.envs.episode_sums import EpisodeSums
-from unilab.envs.nonfinite import bad_rows, is_finite, non_finite
+from unilab.envs.nonfinite import is_finite, non_finite
 from unilab.errors import CapabilityError
 from unilab.tasks import SUITES
 
@@ -216,8 +216,8 @@ class SuiteEnv(TorchEnv):
         terms = torch.stack(tuple(self._rewards(action)), 1)
         _write_blocks(outcome, (terms.sum(1, keepdim=True), self._terminated()[:, None], terms))
         if not is_finite(host):
-            bad = {"observation": bad_rows(obs), "reward": bad_rows(outcome)}
-            raise non_finite("physics left non-finite values", bad)
+            values = {"observation": obs, "reward": outcome}
+            raise non_finite("physics left non-finite values", values)
         self._obs, self._outcome = self._unpacked(host.to(self.device))
 
     def _unpacked(self, packet: Tensor) -> tuple[Tensor, Tensor]:

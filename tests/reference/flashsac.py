@@ -15,7 +15,6 @@ import numpy as np
 Arrays = dict[str, np.ndarray]
 
 ADAM_BETAS = (0.9, 0.999)
-ADAM_EPS = 1e-8
 
 
 def gradient(f: Callable[[Arrays], np.ndarray], params: Arrays, names: list[str]) -> Arrays:
@@ -282,7 +281,7 @@ class Adam:
             self.first[name], self.second[name] = m, v
             m_hat = m / (1 - ADAM_BETAS[0] ** self.steps)
             v_hat = v / (1 - ADAM_BETAS[1] ** self.steps)
-            out[name] = params[name] - lr * m_hat / (np.sqrt(v_hat) + ADAM_EPS)
+            out[name] = params[name] - lr * m_hat / (np.sqrt(v_hat) + 1e-8)
         return out
 
 

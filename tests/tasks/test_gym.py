@@ -131,16 +131,3 @@ def _assert_fills_unit_range(noise: torch.Tensor) -> None:
     assert noise.abs().max() <= 1.0
     assert (noise.amax(0) > 0.99).all()
     assert (noise.amin(0) < -0.99).all()
-
-
-def test_a_reset_forgets_contact_forces() -> None:
-    env = make("gym/Humanoid-v5", num_envs=2, terminate_when_unhealthy=False)
-    data = env.rollout(120, break_when_any_done=False)[:, -1]["next"]
-    forces = slice(-78, None)
-    assert (data["obs"][:, forces].abs().amax(1) > 0).all(), "all lie on the ground"
-
-    data["_reset"] = torch.tensor([[False], [True]])
-    begun = env.reset(data)
-    env.close()
-    assert begun["obs"][0, forces].abs().max() > 0
-    assert begun["obs"][1, forces].abs().max() == 0

@@ -39,14 +39,9 @@ both = pytest.mark.parametrize("robot", ["go2", "g1"])
 
 def _rotation(quat: Any) -> np.ndarray:
     """``[3, 3]`` rotation of a quaternion (w, x, y, z) of any length."""
-    w, x, y, z = np.asarray(quat) / np.linalg.norm(quat)
-    return np.array(
-        [
-            [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],
-            [2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)],
-            [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)],
-        ]
-    )
+    matrix = np.empty(9)
+    mujoco.mju_quat2Mat(matrix, np.asarray(quat) / np.linalg.norm(quat))
+    return matrix.reshape(3, 3)
 
 
 def _hinges(robot: str) -> list[dict]:

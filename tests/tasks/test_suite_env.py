@@ -44,23 +44,6 @@ def test_a_seed_repeats_a_rollout_and_another_does_not(task: str) -> None:
     assert not torch.equal(rollout(1), rollout(2))
 
 
-@pytest.mark.parametrize("task", [GYM, "gym/Humanoid-v5", DMC])
-def test_a_row_does_not_depend_on_its_neighbours(task: str) -> None:
-    torch.manual_seed(0)
-    many, one = make(task, num_envs=5), make(task, num_envs=1)
-    roots = many.reset(), one.reset()
-    rows = torch.zeros(1, dtype=torch.int64)
-    one.backend.set_state_tensor(rows, many.data["qpos"][3:4], many.data["qvel"][3:4])
-    for _ in range(10):
-        action = many.rand_action(roots[0])["action"]
-        after = many.step(roots[0].set("action", action))["next"]
-        alone = one.step(roots[1].set("action", action[3:4]))["next"]
-        assert torch.equal(after["obs"][3], alone["obs"][0])
-        assert torch.equal(after["reward"][3], alone["reward"][0])
-    many.close()
-    one.close()
-
-
 @pytest.mark.parametrize(
     "task", ["gym/Humanoid-v5", "dmc/humanoid-run", "dmc/cheetah-run", "dmc/dog-run"]
 )

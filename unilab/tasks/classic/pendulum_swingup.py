@@ -33,8 +33,7 @@ def upright(
 
 def pendulum_swingup() -> ManagerBasedRlEnvCfg:
     """Swing a torque-limited pendulum up and hold it (1 joint, 10 s episodes)."""
-    pendulum = SceneEntityCfg("pendulum")
-    asset = {"asset_cfg": pendulum}
+    asset = {"asset_cfg": SceneEntityCfg("pendulum")}
     return ManagerBasedRlEnvCfg(
         scene=SceneCfg(
             model=str(model_path("pendulum")), entities={"pendulum": EntityCfg(root_body="pole")}

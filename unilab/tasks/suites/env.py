@@ -25,6 +25,7 @@ from unilab.errors import CapabilityError
 from unilab.tasks import SUITES
 
 _logger = logging.getLogger(__name__)
+_CAUSES = ("terminated", "time_out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +36,7 @@ class SuiteEnvCfg:
     episode_length_s: Positive
     """Seconds until an episode is truncated."""
     init_at_random_ep_len: bool = False
-    """Whether the first episodes begin at random points of their time, to desynchronise time-outs
-    across environments."""
+    """Whether the first episodes begin at random points of their time."""
     num_threads: int = 0
     """Physics threads; 0 takes all cores."""
 
@@ -91,10 +91,7 @@ class SuiteEnv(TorchEnv):
         self.max_episode_length = max(1, round(cfg.episode_length_s / self.step_dt))
         self.data = self._publish(backend.get_state_views())
         self._episodes = EpisodeSums(
-            {
-                "Episode_Reward": self.reward_terms,
-                "Episode_Termination": ("terminated", "time_out"),
-            },
+            {"Episode_Reward": self.reward_terms, "Episode_Termination": _CAUSES},
             num_envs,
             self.device,
         )
@@ -129,8 +126,6 @@ class SuiteEnv(TorchEnv):
                 return model.compile()
         finally:
             mujoco.set_mju_user_warning(before)
-
-    # What a task fills in -------------------------------------------------------------------------
 
     def _edit(self, spec: mujoco.MjSpec) -> None:
         """Change the model as the suite does for the task."""
@@ -178,8 +173,6 @@ class SuiteEnv(TorchEnv):
         )
         return (unit * scale).cpu()
 
-    # The lifecycle --------------------------------------------------------------------------------
-
     @property
     def obs_groups_spec(self) -> dict[str, int]:
         return {"obs": self._width}
@@ -187,7 +180,7 @@ class SuiteEnv(TorchEnv):
     def episode_so_far(self, row: int) -> tuple[dict[str, float], list[str]]:
         sums = self._episodes["Episode_Reward"][:, row].tolist()
         ended = self._episodes["Episode_Termination"][:, row].tolist()
-        causes = [name for name, on in zip(("terminated", "time_out"), ended, strict=True) if on]
+        causes = [name for name, on in zip(_CAUSES, ended, strict=True) if on]
         return dict(zip(self.reward_terms, sums, strict=True)), causes
 
     def deployment_metadata(self) -> dict[str, Any]:
@@ -200,11 +193,7 @@ class SuiteEnv(TorchEnv):
         }
 
     def drain_metrics(self) -> dict[str, float]:
-        """Metrics since the last call: those of :class:`TorchEnv`, and means over ended episodes.
-
-        ``Episode_Reward/<term>`` is the sum of the term over the episode;
-        ``Episode_Termination/terminated`` and ``time_out`` are shares of the episodes.
-        """
+        """Metrics since the last call; those of episodes are means over the ended ones."""
         return super().drain_metrics() | self._episodes.drain()
 
     def _physics(self, action: Tensor) -> None:

@@ -88,11 +88,7 @@ def randomization(
         "payload": EventTermCfg(
             func=mdp.randomize_rigid_body_mass,
             mode="startup",
-            params={
-                "mass_distribution_params": payload,
-                "operation": "add",
-                "asset_cfg": body,
-            },
+            params={"mass_distribution_params": payload, "operation": "add", "asset_cfg": body},
         ),
         "com": EventTermCfg(
             func=mdp.randomize_rigid_body_com,
@@ -106,9 +102,7 @@ def randomization(
         ),
         "motors": EventTermCfg(func=mdp.randomize_actuator_gains, mode="startup", params=gains),
         "encoder_bias": EventTermCfg(
-            func=mdp.randomize_encoder_bias,
-            mode="startup",
-            params={"bias_range": (-0.015, 0.015)},
+            func=mdp.randomize_encoder_bias, mode="startup", params={"bias_range": (-0.015, 0.015)}
         ),
         "push": EventTermCfg(
             func=mdp.push_by_setting_velocity,

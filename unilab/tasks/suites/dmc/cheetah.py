@@ -11,8 +11,6 @@ from unilab.checks import Positive
 from unilab.tasks.suites.dmc.dmc_env import DmcEnv, MoveCfg
 from unilab.tasks.suites.dmc.tolerance import at_least
 
-_SETTLING_STEPS = 200
-
 
 class Cheetah(DmcEnv):
     """The suite's ``cheetah``."""
@@ -38,7 +36,7 @@ class Cheetah(DmcEnv):
     def _write(self, rows: Tensor, start: dict[str, Tensor]) -> None:
         super()._write(rows, start)
         # Let it settle on the ground.
-        self.backend.step_rows(rows, _SETTLING_STEPS)
+        self.backend.step_rows(rows, 200)
         self.data["time"][rows] = 0.0
 
 

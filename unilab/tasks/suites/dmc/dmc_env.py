@@ -64,8 +64,6 @@ class DmcEnv(SuiteEnv):
         self.backend.set_state_tensor(rows, qpos, qvel, reset=False)
         self._disableflags[rows] = enabled
 
-    # What tasks read ------------------------------------------------------------------------------
-
     @cached_property
     def _sensor_columns(self) -> dict[str, slice]:
         model = self.backend.mj_model
@@ -104,8 +102,6 @@ class DmcEnv(SuiteEnv):
         angles, rates = ([getattr(j, at).start for j in joints] for at in ("qpos", "qvel"))
         return torch.tensor(angles), torch.tensor(rates)
 
-    # Initial states ---------------------------------------------------------------------
-
     @cached_property
     def _contacts(self) -> tuple[Batch, np.ndarray, np.ndarray]:
         """Simulations that only find contacts, with their qpos and numbers of contacts."""
@@ -133,17 +129,13 @@ class DmcEnv(SuiteEnv):
         """
         low, high = self.backend.default_qpos.clone(), self.backend.default_qpos.clone()
         for joint in self.backend.joints:
-            if joint.type == "free":
-                continue
             if math.isfinite(joint.range[0]):
                 low[joint.qpos], high[joint.qpos] = joint.range
             elif joint.type == "hinge":
                 low[joint.qpos], high[joint.qpos] = -math.pi, math.pi
         qpos = self._uniform(rows, low, high)
-        for joint in self.backend.joints:
-            if joint.type == "free":
-                turned = slice(joint.qpos.start + 3, joint.qpos.stop)
-                # Uniform in the unit cube, not on the sphere: the suite does so.
-                quat = self._uniform(rows, torch.zeros(4).double(), torch.ones(4).double())
-                qpos[:, turned] = quat / quat.norm(dim=1, keepdim=True)
+        if self.backend.joints[0].type == "free":
+            # Uniform in the unit cube, not on the sphere: the suite does so.
+            quat = self._uniform(rows, torch.zeros(4).double(), torch.ones(4).double())
+            qpos[:, 3:7] = quat / quat.norm(dim=1, keepdim=True)
         return qpos

@@ -13,7 +13,6 @@ from unilab.checks import Positive
 from unilab.tasks.suites.dmc.dmc_env import DmcEnv, MoveCfg
 from unilab.tasks.suites.dmc.tolerance import at_least
 
-_TIME_LIMIT = 20.0  # s; the suite sizes the floor by it
 _TOES = ("front_left", "front_right", "back_right", "back_left")
 _FEET = tuple(f"{kind}_toe_{toe}" for kind in ("force", "torque") for toe in _TOES)
 
@@ -34,7 +33,7 @@ class Quadruped(DmcEnv):
         for sensor in list(spec.sensors):
             if sensor.type == mujoco.mjtSensor.mjSENS_RANGEFINDER:
                 spec.delete(sensor)
-        size = _TIME_LIMIT * self.cfg.move_speed
+        size = 20.0 * self.cfg.move_speed  # as far as it gets in an episode of the suite
         spec.geom("floor").size = (size, size, 0.5)
 
     def _observation(self, data: Mapping[str, Tensor]) -> Sequence[Tensor]:

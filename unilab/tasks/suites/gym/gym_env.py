@@ -50,9 +50,7 @@ class GymEnv(SuiteEnv):
     """A Gymnasium MuJoCo task.
 
     Derived fields are read as the last substep began with them, because Gymnasium does.
-
-    Attributes:
-        normal_velocities: whether velocities begin normally distributed, or uniformly.
+    Velocities begin normally distributed if ``normal_velocities``, else uniformly.
     """
 
     cfg: GymEnvCfg

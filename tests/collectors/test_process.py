@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from reference.awkward import Drawing, Laden, Mute, Obliging, Remembering, making
+from reference.awkward import Drawing, Laden, Obliging, Remembering, making
 from reference.counting import Counting
 from reference.processes import running, wait_until
 from torchrl.collectors import Collector
-from torchrl.envs import EnvBase, ParallelEnv, StepCounter, TransformedEnv, VecNormV2
+from torchrl.envs import EnvBase, ParallelEnv, StepCounter, TransformedEnv
 
 import unilab
 from unilab.collectors import EnvProcess, PipelinedCollector
@@ -29,8 +29,8 @@ pytestmark = pytest.mark.usefixtures("warm_start")
 N = 3
 
 
-def collect(make_env: Any, ticks: int = 10, **kwargs: Any) -> list[Any]:
-    collector = PipelinedCollector(make_env, frames_per_batch=N, total_frames=ticks * N, **kwargs)
+def collect(make_env: Any, ticks: int = 10, policy: Any = None) -> list[Any]:
+    collector = PipelinedCollector(make_env, policy, frames_per_batch=N, total_frames=ticks * N)
     batches = list(collector)
     collector.shutdown()
     return batches
@@ -143,20 +143,6 @@ def test_c31_call_that_fails_is_reported_and_the_process_continues(process):
     assert env.call("echo", 3) == 3
 
 
-def test_state_of_another_environment_is_refused_and_nothing_of_it_loaded(process):
-    def normalised() -> TransformedEnv:
-        return TransformedEnv(making(Obliging)(), VecNormV2(["obs"]))
-
-    collector, other = (
-        PipelinedCollector(process(make_env), frames_per_batch=N, total_frames=3 * N)
-        for make_env in (making(Obliging), normalised)
-    )
-    list(other)
-    with pytest.raises(CollectorError, match="load"):
-        collector.load_state_dict(other.state_dict())
-    assert len(list(collector)) == 3
-
-
 @pytest.mark.parametrize("fault", [{"kill": 4}, {"kill_reset": 2}])
 def test_c14_process_killed_in_a_step_is_reported(fault, nothing_left):
     with pytest.raises(CollectorError, match=r"died in a step \(tick 3\) \(signal SIGKILL\)"):
@@ -177,51 +163,23 @@ def test_c14_process_killed_while_waiting_is_reported_within_a_second(nothing_le
         next(iter(collector))
 
 
-def test_c14_process_killed_in_a_slow_step_is_reported_within_a_second():
-    env = EnvProcess(Counting(faults={"slow_step": 600.0}))
-    collector = PipelinedCollector(env, frames_per_batch=N)
-    killed: list[float] = []
-
-    def kill() -> None:
-        wait_until(lambda: env.phase == Phase.STEP)
-        killed.append(time.monotonic())
-        os.kill(env.pid, signal.SIGKILL)
-
-    thread = threading.Thread(target=kill)
-    thread.start()
-    with pytest.raises(CollectorError, match="died in a step"):
-        next(iter(collector))
-    assert time.monotonic() - killed[0] < 1.0
-    thread.join()
-
-
 def test_c14_c31_process_that_hangs_is_reported_and_killed(nothing_left):
     with pytest.raises(CollectorError, match=r"hung in a step \(tick 0\) .* 0\.5 s"):
-        collect(Counting(faults={"slow_step": 600.0}), step_timeout_s=0.5)
+        collect(EnvProcess(Counting(faults={"slow_step": 600.0}), step_timeout_s=0.5))
     with pytest.raises(CollectorError, match="hung in a call"):
         EnvProcess(making(Obliging), step_timeout_s=0.5).call("hang")
 
 
-def test_c14_process_stopped_while_it_waits_is_reported_and_killed(nothing_left):
-    collector = PipelinedCollector(Counting(), frames_per_batch=N, step_timeout_s=1.0)
-    batches = iter(collector)
-    next(batches)
-    wait_until(lambda: collector.env.phase == Phase.WAIT)
-    os.kill(collector.env.pid, signal.SIGSTOP)
-    with pytest.raises(CollectorError, match="hung while it waited"):
-        list(batches)
-
-
 def test_c31_slow_start_and_first_reset_are_no_failure():
-    faults = {"slow_make": 1.5, "slow_reset": 1.5}
-    assert len(collect(Counting(faults=faults), 3, step_timeout_s=0.5)) == 3
+    env = EnvProcess(Counting(faults={"slow_make": 1.5, "slow_reset": 1.5}), step_timeout_s=0.5)
+    assert len(collect(env, 3)) == 3
 
 
 def test_c14_exception_in_a_step_comes_with_its_traceback(nothing_left):
     with pytest.raises(CollectorError) as raised:
-        collect(Counting(faults={"raise": 9}), 12)
+        collect(Counting(faults={"raise": 5}))
     message = str(raised.value)
-    assert "in a step (tick 8): ArithmeticError: broken on purpose, number 9" in message
+    assert "in a step (tick 4): ArithmeticError: broken on purpose, number 5" in message
     assert "raise ArithmeticError(" in message
 
 
@@ -229,7 +187,6 @@ def test_c14_exception_in_a_step_comes_with_its_traceback(nothing_left):
     ("make_env", "message"),
     [
         (Counting(faults={"raise_reset": 1}), "in the first reset .*broken on purpose"),
-        (making(Mute), "in a step .*Unspeakable"),
         (Counting(faults={"widen": 3}), "'next', 'obs'"),
         (dict, "make_env must return"),
     ],
@@ -320,17 +277,6 @@ def test_c15_collector_that_is_garbage_ends_its_process(nothing_left):
 
 
 def test_c15_many_starts_and_stops_leave_nothing(nothing_left):
-    for _ in range(10):
+    for _ in range(3):
         EnvProcess(Counting()).close()
         assert len(collect(Counting(), 3)) == 3
-
-
-def test_two_collectors_at_once_are_independent():
-    collectors = [
-        PipelinedCollector(Counting(num_envs=n), frames_per_batch=n, total_frames=6 * n)
-        for n in (2, 3)
-    ]
-    for a, b in zip(*collectors, strict=True):
-        assert torch.equal(a["next", "obs"], b["next", "obs"][:2])
-    for collector in collectors:
-        collector.shutdown()

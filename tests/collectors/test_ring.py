@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -36,7 +34,7 @@ def layout() -> Layout:
 
 def ring(layout: Layout, ticks: int) -> Ring:
     """Four slots, written for this many ticks."""
-    made = Ring(torch.zeros(4 * layout.size(), dtype=torch.uint8), layout, 4)
+    made = Ring(torch.zeros(4 * layout.size(layout.keys), dtype=torch.uint8), layout, 4)
     for tick in range(ticks):
         made.write(tick, transition(tick), layout.root_keys + layout.input_keys + layout.next_keys)
     return made
@@ -106,7 +104,7 @@ def test_c29_block_has_no_name_and_is_shared_through_its_descriptor(monkeypatch,
     block.header[2] = 5
     assert same.header[2] == 5
     assert os.fstat(block.fd).st_nlink == 0
-    for each in (block, same, same):
+    for each in (block, same):
         each.close()
 
 
@@ -120,19 +118,3 @@ def test_memory_that_is_not_there_is_refused_with_the_size():
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         block.close()
-
-
-@pytest.mark.slow
-def test_c29_small_dev_shm_does_not_matter():
-    """In a mount namespace where /dev/shm holds 4 KiB."""
-    code = (
-        "from unilab.collectors.ring import SharedBlock; b = SharedBlock(); "
-        "b.grow(1 << 20); b.map(1 << 20).fill_(1); print('held')"
-    )
-    mount = 'mount -t tmpfs -o size=4k tmpfs /dev/shm && exec "$0" -c "$1"'
-    if subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode:
-        pytest.skip("mounting needs the rights of an administrator")
-    done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", mount, sys.executable, code], capture_output=True, text=True
-    )
-    assert done.stdout == "held\n", done.stderr

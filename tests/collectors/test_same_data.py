@@ -8,29 +8,26 @@ from typing import Any
 
 import pytest
 import torch
-from reference.awkward import Agents, Choosing, Choosy, Guided, making
+from reference.awkward import Agents, Choosy, Guided, making
 from reference.collecting import assert_same, sync
 from reference.counting import Counting
 from reference.pendulum import pendulum
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import nn
-from torchrl.data import Bounded, LazyTensorStorage, OneHot, TensorDictReplayBuffer
+from torchrl.data import Bounded
 from torchrl.envs import (
     ActionMask,
     EnvBase,
     InitTracker,
-    MultiStepTransform,
     StepCounter,
     TransformedEnv,
 )
 from torchrl.envs.utils import ExplorationType
 from torchrl.modules import (
-    EGreedyModule,
     GRUModule,
     LSTMModule,
     OrnsteinUhlenbeckProcessModule,
-    QValueActor,
 )
 
 import unilab
@@ -290,21 +287,6 @@ def test_random_actions_are_allowed_ones(pipelined):
         assert bool(batch["action_mask"].gather(-1, batch["action"].unsqueeze(-1)).all())
 
 
-def test_one_hot_of_integers_is_stored_as_the_spec_says(pipelined):
-    spec = OneHot(4, shape=(N, 4))
-    values = QValueActor(nn.Linear(2, 4), in_keys=["obs"], spec=spec)
-    policy = TensorDictSequential(values, EGreedyModule(spec, annealing_num_steps=20))
-    data = []
-    for kind in (pipelined, sync):
-        collector = kind(making(Choosing), policy, frames_per_batch=N, total_frames=8 * N)
-        torch.manual_seed(0)
-        data.append([batch.clone() for batch in collector])
-    for a, b in zip(*data, strict=True):
-        assert a["action"].dtype == torch.bool
-        assert torch.equal(a["action"], b["action"].bool())
-        assert torch.equal(a["next", "reward"], b["next", "reward"])
-
-
 @pytest.mark.parametrize(("value", "accepted"), [(0.5, True), (0.1, False)])
 def test_action_of_another_dtype_is_accepted_if_its_values_are_the_same(pipelined, value, accepted):
     def policy(td: TensorDictBase) -> TensorDictBase:
@@ -317,22 +299,3 @@ def test_action_of_another_dtype_is_accepted_if_its_values_are_the_same(pipeline
     else:
         with pytest.raises(CollectorError, match="action"):
             list(collector)
-
-
-@pytest.mark.parametrize(("ticks", "n_steps"), [(1, 3), (3, 3)])
-def test_multi_step_returns_of_torchrl_are_the_same(pipelined, ticks, n_steps):
-    rows = []
-    for kind in (pipelined, sync):
-        buffer = TensorDictReplayBuffer(
-            storage=LazyTensorStorage(100),
-            transform=MultiStepTransform(n_steps=n_steps, gamma=0.9),
-            batch_size=4,
-        )
-        torch.manual_seed(0)
-        policy = TensorDictModule(nn.Linear(2, 1), ["obs"], ["action"])
-        frames = {"frames_per_batch": ticks * N, "total_frames": 12 * N}
-        for _ in kind(Counting(), policy, replay_buffer=buffer, **frames):
-            pass
-        rows.append(buffer[:])
-    for key in ("obs", "action", ("next", "obs"), ("next", "reward"), "steps_to_next_obs"):
-        assert torch.equal(rows[0][key], rows[1][key]), key

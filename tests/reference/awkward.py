@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
-from torchrl.data import Binary, Bounded, Categorical, Composite, OneHot, Unbounded
+from torchrl.data import Binary, Bounded, Categorical, Composite, Unbounded
 
 from reference.counting import CountingEnv
 
@@ -63,32 +63,6 @@ class Laden(CountingEnv):
 
     def import_training_state(self, state: dict[str, Any]) -> None:
         self.state = state["levels"][-1].item()
-
-
-class PlainClose(CountingEnv):
-    """Is closed without a word, or fails in that."""
-
-    def close(self) -> None:
-        if self.faults:
-            raise OSError("cannot let go")
-        print("closed")
-
-
-class Unspeakable(Exception):
-    def __str__(self) -> str:
-        raise RuntimeError("no text")
-
-
-class Choosing(CountingEnv):
-    """Takes one of four actions, as a one-hot."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.action_spec = OneHot(4, shape=(len(self.rows), 4))
-
-    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        choice = tensordict["action"].float().argmax(-1, keepdim=True)
-        return super()._step(tensordict.copy().set("action", choice / 4.0))
 
 
 class Choosy(CountingEnv):
@@ -148,11 +122,6 @@ class Guided(CountingEnv):
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         action = tensordict["action"] + tensordict["goal"]
         return super()._step(tensordict.copy().set("action", action))
-
-
-class Mute(CountingEnv):
-    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        raise Unspeakable
 
 
 def making(kind: type[CountingEnv], **faults: Any) -> Callable[[], CountingEnv]:

@@ -1,11 +1,7 @@
 """Collecting with the environment in a separate process, and placement of collected tensors."""
 
 from unilab.collectors.pipelined import PipelinedCollector, make_collector
-from unilab.collectors.placement import (
-    Placement,
-    resolve_collector_tensor_placement,
-    select_collector_tensor_device,
-)
+from unilab.collectors.placement import Placement, resolve_collector_tensor_placement
 from unilab.collectors.process import EnvProcess
 
 __all__ = [
@@ -14,5 +10,4 @@ __all__ = [
     "Placement",
     "make_collector",
     "resolve_collector_tensor_placement",
-    "select_collector_tensor_device",
 ]

@@ -9,21 +9,21 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
-from torch import Tensor
+from torch import Tensor, nn
 from torchrl.collectors import BaseCollector, Collector
 from torchrl.data import ReplayBuffer
 from torchrl.envs import EnvBase, InitTracker, TransformedEnv
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from unilab.collectors.placement import Placement, resolve_collector_tensor_placement
-from unilab.collectors.policy import CarriedEntries, Policy, check_policy, device_of
+from unilab.collectors.policy_entries import PolicyEntries
 from unilab.collectors.process import EnvProcess, Interrupted, Interruptor
 from unilab.collectors.ring import Ring, pin
 from unilab.errors import CollectorError, ConfigError
 
 __all__ = ["PipelinedCollector", "make_collector"]
 
-_STATE = ("frames", "iter", "env_state_dict", "env_training_state", "next_traj_id")
+Policy = Callable[[TensorDictBase], TensorDictBase]
 
 
 class PipelinedCollector(BaseCollector):
@@ -43,8 +43,9 @@ class PipelinedCollector(BaseCollector):
     may shut it down.
 
     Args:
-        make_env: makes the environment, any TorchRL one; or an :class:`EnvProcess` that has it.
-            An ``InitTracker`` is added where it has no ``is_init``.
+        make_env: makes the environment, any TorchRL one; or an :class:`EnvProcess` that has it,
+            for other than its default settings. An ``InitTracker`` is added where it has no
+            ``is_init``.
         policy: a ``TensorDictModule`` or function from TensorDict to TensorDict; None draws
             actions uniformly from their spec.
         frames_per_batch: steps of a batch, all environments together; rounded up to whole ticks.
@@ -61,17 +62,9 @@ class PipelinedCollector(BaseCollector):
         track_traj_ids: number the episodes, in ``("collector", "traj_ids")``.
         interruptor: asked at each tick and while waiting for the environment; iteration ends when
             it says so, and can be continued later.
-        num_threads: torch threads in the environment process, 1 by default.
-        step_timeout_s: seconds after which a step counts as hung, 120 by default. Both are given
-            to the :class:`EnvProcess` where there is one already.
 
     Attributes:
         env: the :class:`EnvProcess`.
-
-    Raises:
-        PlacementError: the environment is not where the placement says.
-        CollectorError: the environment could not be made or sent. While iterating: the process
-            died, raised or hangs; the message has its traceback.
 
     Examples:
         >>> import unilab
@@ -100,24 +93,13 @@ class PipelinedCollector(BaseCollector):
         return_same_td: bool = False,
         track_traj_ids: bool = True,
         interruptor: Interruptor | None = None,
-        num_threads: int | None = None,
-        step_timeout_s: float | None = None,
     ) -> None:
         super().__init__()
         if frames_per_batch < 1:
             raise ConfigError(f"frames_per_batch must be at least 1, got {frames_per_batch}")
-        check_policy(policy)
-        given = {"num_threads": num_threads, "step_timeout_s": step_timeout_s}
-        options: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
-        if not isinstance(make_env, EnvProcess):
-            make_env = EnvProcess(make_env, **options)
-        elif options:
-            raise ConfigError(
-                f"{' and '.join(options)} must be given to EnvProcess(...), which runs already"
-            )
-        self.env = make_env
+        self.env = make_env if isinstance(make_env, EnvProcess) else EnvProcess(make_env)
         self.env.claim()
-        self.interruptor = interruptor
+        self.env.interruptor = interruptor
         self.policy = policy
         frames = -1 if total_frames is None else total_frames
         self.total_frames = float("inf") if frames < 0 else frames
@@ -127,8 +109,12 @@ class PipelinedCollector(BaseCollector):
         self.replay_buffer = replay_buffer
         self.return_same_td = return_same_td
         self.track_traj_ids = track_traj_ids
-        self.placement = placement or resolve_collector_tensor_placement("cpu", device_of(policy))
-        num_envs = self.env.description.layout.batch_size.numel()
+        if placement is None:
+            parameters = policy.parameters() if isinstance(policy, nn.Module) else ()
+            device = next((parameter.device for parameter in parameters), "cpu")
+            placement = resolve_collector_tensor_placement("cpu", device)
+        self.placement = placement
+        num_envs = self.env.description.layout.transition.numel()
         self.frames_per_batch = -(-frames_per_batch // num_envs)
         self.requested_frames_per_batch = self.frames_per_batch * num_envs
         self._action_specs = dict(self.env.description.action_spec.items(True, True))
@@ -146,15 +132,6 @@ class PipelinedCollector(BaseCollector):
         except BaseException:
             self.env.close(0.0)
             raise
-
-    @property
-    def interruptor(self) -> Interruptor | None:
-        """Asked at each tick and while waiting for the environment."""
-        return self.env.interruptor
-
-    @interruptor.setter
-    def interruptor(self, value: Interruptor | None) -> None:
-        self.env.interruptor = value
 
     def iterator(self) -> Iterator[TensorDictBase | None]:
         """The batches; another iteration continues where this one stopped."""
@@ -187,8 +164,7 @@ class PipelinedCollector(BaseCollector):
 
         Args:
             timeout: seconds for the environment to close, 5 by default.
-            close_env: no effect: the environment ends with its process.
-            raise_on_error: no effect: nothing is raised.
+            close_env: no effect, the environment ends with its process; as ``raise_on_error``.
         """
         self.env.close(5.0 if timeout is None else timeout)
         # Batches that were yielded in place keep the ring for as long as they are held.
@@ -198,11 +174,7 @@ class PipelinedCollector(BaseCollector):
         self._batches.clear()
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Seed the environment, after its first reset, as a ``Collector`` does.
-
-        Returns:
-            the seed for the next environment.
-        """
+        """Seed the environment after its first reset; returns the seed for the next one."""
         with self.env.uninterrupted():
             self._start()
         return self.env.call("set_seed", seed, static_seed=static_seed)
@@ -229,12 +201,7 @@ class PipelinedCollector(BaseCollector):
 
     def load_state_dict(self, state_dict: OrderedDict) -> None:
         """Continue counting where another collector stopped; episodes restart."""
-        missing = [key for key in _STATE if key not in state_dict]
-        if missing:
-            raise ConfigError(
-                f"state_dict must be that of a PipelinedCollector, got one without "
-                f"{', '.join(missing)}"
-            )
+        next_traj_id = state_dict["next_traj_id"]  # first, as a Collector's state has none
         if state_dict["env_state_dict"]:
             self.env.call("load_state_dict", state_dict["env_state_dict"])
         if state_dict["env_training_state"]:
@@ -242,14 +209,14 @@ class PipelinedCollector(BaseCollector):
         self._frames = state_dict["frames"]
         self._iter = state_dict["iter"]
         if not self._asked:
-            self._number_episodes_from(state_dict["next_traj_id"])
+            self._number_episodes_from(next_traj_id)
 
     def _make_ring(self) -> None:
         layout, length = self.env.description.layout, self.frames_per_batch
         # The batch yielded, the tick being stepped, and the observation after it; whole batches, so
         # that no batch crosses the end of the ring.
         num_slots = length * max(2, -(-(length + 2) // length))
-        nbytes = num_slots * layout.size()
+        nbytes = num_slots * layout.size(layout.keys)
         memory = self.env.share(nbytes, self.placement.ring_device)
         self._ring = self._shared = Ring(memory, layout, num_slots)
         if self.placement.staging == "pinned":
@@ -262,11 +229,10 @@ class PipelinedCollector(BaseCollector):
         self._roots: dict[int, TensorDictBase] = {}
         self._carrier: TensorDictBase | None = None
         self._acted: TensorDictBase | None = None
-        self._carried = CarriedEntries(layout)
+        self._policy_entries = PolicyEntries(layout)
         self._own_entries: dict[int, TensorDictBase] = {}
 
     def _collect(self) -> TensorDictBase:
-        """The next batch, in place, with the action of the tick after it published."""
         self.env.require_open()
         self._start()
         while self._arrived < self._yielded + self.frames_per_batch:
@@ -290,7 +256,6 @@ class PipelinedCollector(BaseCollector):
         return batch
 
     def _start(self) -> None:
-        """Reset the environment and wait for its first observation."""
         if self._begun:
             return
         if self._begin is None:
@@ -301,11 +266,7 @@ class PipelinedCollector(BaseCollector):
 
     @torch.no_grad()
     def _act_and_step(self, frames: int) -> None:
-        """Publish an action for the newest observation, and have the environment step.
-
-        After an interrupt it can be called again: the policy acts once a tick, and the environment
-        does not step twice.
-        """
+        """Publish an action and have the environment step; once a tick, also after an interrupt."""
         if self._asked > self._arrived:
             return
         tick = self._asked
@@ -321,7 +282,7 @@ class PipelinedCollector(BaseCollector):
             carrier = self._root(tick).copy()
         if self.track_traj_ids:
             carrier.set(("collector", "traj_ids"), self._traj_ids)
-        self._carried.enter(carrier)
+        self._policy_entries.read(carrier)
         if self.policy is None or frames < self.init_random_frames:
             acted = self._draw(carrier)
         else:
@@ -355,24 +316,23 @@ class PipelinedCollector(BaseCollector):
         entries = self._root(tick).items(True, True)
         replaced = tuple(k for k, value in entries if self._acted.get(k, value) is not value)
         self._ring.write(tick, self._acted, replaced, "the policy")
-        own = self._carried.leave(self._acted)
+        own = self._policy_entries.take(self._acted)
         if self.track_traj_ids:
             own.set(("collector", "traj_ids"), self._traj_ids)
         self._own_entries[tick] = own
         self._acted = None
 
     def _receive(self) -> None:
-        """Wait for the result of the step."""
         self._keep_entries(self._arrived)  # if that was interrupted
         self._carrier = self._root(self._arrived + 1).copy()  # while waiting anyway
         self.env.receive_step(self._request)
         self._copy_published(self._arrived)
         self._arrived += 1
-        if not self.track_traj_ids and not self._carried:
+        if not self.track_traj_ids and not self._policy_entries:
             return
         reset = self._was_reset(self._ring.slot(self._arrived - 1))
-        if self._carried:
-            self._carried.advance(self._root(self._arrived), reset)
+        if self._policy_entries:
+            self._policy_entries.advance(self._root(self._arrived), reset)
         if self.track_traj_ids and (count := int(reset.sum())):
             traj_ids = self._traj_ids.clone()
             traj_ids[reset] = torch.arange(self._next_episode, self._next_episode + count)
@@ -391,7 +351,7 @@ class PipelinedCollector(BaseCollector):
             self._ring.copy_published(tick, self._shared)
 
     def _was_reset(self, transition: TensorDictBase) -> Tensor:
-        """``[*batch]`` bool, environments that were reset after this transition."""
+        """``[*batch]`` bool."""
         reset = torch.zeros_like(self._traj_ids, dtype=torch.bool)
         for key in self.env.description.done_keys:
             done = transition.get(("next", key) if isinstance(key, str) else ("next", *key))
@@ -399,9 +359,9 @@ class PipelinedCollector(BaseCollector):
         return reset
 
     def _number_episodes_from(self, first: int) -> None:
-        batch_size = self.env.description.layout.batch_size
-        self._next_episode = first + batch_size.numel()
-        self._traj_ids = torch.arange(first, self._next_episode).view(batch_size)
+        shape = self.env.description.layout.transition.shape
+        self._next_episode = first + shape.numel()
+        self._traj_ids = torch.arange(first, self._next_episode).view(shape)
 
 
 def make_collector(
@@ -412,7 +372,7 @@ def make_collector(
     pipelined: bool = False,
     **settings: Any,
 ) -> BaseCollector:
-    """Collector of a training loop that uses each batch before it asks for the next.
+    """Collector whose batches are valid until the next one is asked for.
 
     Args:
         env: an environment, which steps in turns with the caller (TorchRL's ``Collector``); an
@@ -423,9 +383,6 @@ def make_collector(
         pipelined: where ``env`` is a function: step while the caller learns.
         settings: ``frames_per_batch``, ``total_frames``, ``init_random_frames`` and whatever else
             both collectors take.
-
-    Returns:
-        The collector. A batch is valid until the next one is asked for.
     """
     settings = {"track_traj_ids": False, "return_same_td": True} | settings
     if not isinstance(env, EnvBase | EnvProcess):

@@ -21,7 +21,7 @@ from torch import Tensor
 from torchrl.envs import EnvBase
 
 from unilab.collectors.ring import SharedBlock
-from unilab.collectors.worker import SIGNALS, Description, Phase, Word, by_value, main
+from unilab.collectors.worker import PHASE, SIGNALS, TICK, Description, Phase, by_value, main
 from unilab.errors import CollectorError, ConfigError, NonFiniteError
 
 __all__ = ["EnvProcess", "Interrupted", "Interruptor"]
@@ -44,9 +44,7 @@ _PHASES = {
 class Interruptor(Protocol):
     """Tells a collector when to stop, as in TorchRL."""
 
-    def collection_stopped(self) -> bool:
-        """Whether to stop collecting."""
-        ...
+    def collection_stopped(self) -> bool: ...
 
 
 class Interrupted(Exception):
@@ -70,10 +68,6 @@ class EnvProcess:
     Attributes:
         interruptor: asked while waiting for transitions; None: never interrupted.
         pid: of the process.
-
-    Raises:
-        ConfigError: ``make_env`` is not a function.
-        CollectorError: ``make_env`` cannot be pickled.
     """
 
     def __init__(
@@ -100,25 +94,14 @@ class EnvProcess:
         self._connection, theirs = _CONTEXT.Pipe()
         # The seed follows the learner's generator without drawing from it.
         settings = (num_threads, torch.get_default_dtype(), torch.initial_seed())
-        self._process = _CONTEXT.Process(
-            target=main, args=(theirs, self._block, payload, *settings)
-        )
-        try:
-            _start(self._process)
-        except BaseException:
-            self._connection.close()
-            self._block.close()
-            raise
-        finally:
-            theirs.close()
+        arguments = (theirs, self._block, payload, *settings)
+        self._process = _CONTEXT.Process(target=main, args=arguments)
+        _start(self._process)
+        theirs.close()
         self.pid: int = self._process.pid
         # Of multiprocessing, whose own exit handler would otherwise wait for the process first.
-        self._finalizer = Finalize(
-            self,
-            _end,
-            args=(self._process, self._connection, self._block, 5.0),
-            exitpriority=10,
-        )
+        args = (self._process, self._connection, self._block, 5.0)
+        self._finalizer = Finalize(self, _end, args, exitpriority=10)
         self._readable = select.poll()
         self._readable.register(self._connection.fileno(), select.POLLIN)
 
@@ -139,12 +122,12 @@ class EnvProcess:
     @property
     def phase(self) -> Phase:
         """What the process is doing."""
-        return Phase(self._block.header[Word.PHASE])
+        return Phase(self._block.header[PHASE])
 
     @property
     def tick(self) -> int:
         """The tick that the process steps or stepped last."""
-        return self._block.header[Word.TICK]
+        return self._block.header[TICK]
 
     def require_open(self) -> None:
         """Raise CollectorError once the process was ended."""
@@ -173,7 +156,7 @@ class EnvProcess:
         return memory
 
     def send(self, request: str, *args: Any) -> int:
-        """Send a request; returns the number under which :meth:`receive` waits for the reply."""
+        """Send a request; returns its number."""
         self.require_open()
         self._sent += 1
         # The process died: its error message, if any, is still in the pipe.
@@ -184,23 +167,20 @@ class EnvProcess:
     def receive(self, number: int) -> Any:
         """The reply to a request.
 
-        Raises:
-            CollectorError: the process raised, died or hangs; it is closed then.
-            Interrupted: the interruptor asked to stop; the reply can be received later.
+        If the process raised, died or hangs, it is closed and a CollectorError is raised. After
+        an Interrupted the reply can still be received.
         """
         while number not in self._replies:
             self._receive_next()
         return self._replies.pop(number)
 
     def receive_step(self, number: int) -> None:
-        """Wait for a step."""
         self._training_state = self.receive(number)
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the environment, after the step that it may be in.
 
-        Raises:
-            CollectorError: the method raised, with its traceback; the process continues.
+        If the method raises, a CollectorError has its traceback and the process continues.
         """
         with self.uninterrupted():
             return self._call(method, *args, **kwargs)
@@ -210,12 +190,10 @@ class EnvProcess:
         return self._training_state if self.description.training_state else {}
 
     def import_training_state(self, state: Any) -> None:
-        """Give the environment a training state."""
         self.call("import_training_state", state)
         self._training_state = state
 
     def set_output_dir(self, path: str) -> None:
-        """Set the folder that the environment writes to."""
         self.call("set_output_dir", path)
 
     def drain_metrics(self) -> dict[str, float]:
@@ -244,7 +222,7 @@ class EnvProcess:
 
     @contextmanager
     def uninterrupted(self) -> Iterator[None]:
-        """Wait without asking the interruptor, which ends collecting and nothing else."""
+        """Ignore the interruptor, which ends collecting only."""
         interruptor, self.interruptor = self.interruptor, None
         try:
             yield
@@ -335,7 +313,7 @@ def _end(process: BaseProcess, connection: Connection, block: SharedBlock, timeo
         connection.send_bytes(b"")  # closing is not enough while a fork of this process has it too
     connection.close()
     try:
-        process.join(0.0 if block.header[Word.PHASE] <= Phase.BUILD else timeout_s)
+        process.join(0.0 if block.header[PHASE] <= Phase.BUILD else timeout_s)
     finally:  # after a KeyboardInterrupt too
         if process.is_alive():
             process.kill()

@@ -35,15 +35,7 @@ class Layout:
 
     @classmethod
     def of(cls, transition: TensorDictBase, input_keys: list[NestedKey]) -> Layout:
-        """The layout of such transitions.
-
-        Args:
-            transition: ``[*batch]``, such as an environment's ``fake_tensordict()``.
-            input_keys: entries that the learner writes.
-
-        Raises:
-            ConfigError: an entry is not a tensor.
-        """
+        """The layout of an environment's ``fake_tensordict()``."""
         keys = list(transition.keys(True, True, is_leaf=is_leaf_nontensor))
         for key in keys:
             if not isinstance(value := transition.get(key), Tensor):
@@ -57,14 +49,12 @@ class Layout:
         return cls(transition.cpu(), root, inputs, ahead)
 
     @property
-    def batch_size(self) -> torch.Size:
-        """Batch size of the environment."""
-        return self.transition.batch_size
+    def keys(self) -> tuple[NestedKey, ...]:
+        """All entries, in their order in memory."""
+        return self.root_keys + self.input_keys + self.next_keys
 
-    def size(self, keys: tuple[NestedKey, ...] | None = None) -> int:
-        """Bytes of these entries in a slot, padding included; None: of all."""
-        if keys is None:
-            keys = self.root_keys + self.input_keys + self.next_keys
+    def size(self, keys: tuple[NestedKey, ...]) -> int:
+        """Bytes of these entries in a slot, padding included."""
         return sum(-(-self.transition.get(key).nbytes // _ALIGN) * _ALIGN for key in keys)
 
 
@@ -73,24 +63,19 @@ class Ring:
 
     The ``next`` entries of tick t and the root entries of tick t + 1 are neighbours in memory, so
     what a step publishes is one range of bytes (two where the ring wraps around).
-
-    Args:
-        memory: ``[num_slots * layout.size()]`` uint8.
-        layout: of a transition.
-        num_slots: number of transitions.
     """
 
     def __init__(self, memory: Tensor, layout: Layout, num_slots: int) -> None:
         self.memory = memory
         self.layout = layout
         self.num_slots = num_slots
-        self._slot_bytes = layout.size()
+        self._slot_bytes = layout.size(layout.keys)
         self._root_bytes, self._next_bytes = map(layout.size, (layout.root_keys, layout.next_keys))
         rows = memory.view(num_slots, self._slot_bytes)
         transition = layout.transition.to(memory.device)
-        self._slots = transition.expand(num_slots, *layout.batch_size)
+        self._slots = transition.expand(num_slots, *transition.batch_size)
         begin = 0
-        for key in layout.root_keys + layout.input_keys + layout.next_keys:
+        for key in layout.keys:
             entry = transition.get(key)
             columns = rows[:, begin : begin + entry.nbytes].view(entry.dtype)
             self._slots.set(key, columns.view(num_slots, *entry.shape))
@@ -109,7 +94,7 @@ class Ring:
 
         The batch must not cross the end of the ring.
         """
-        first, dims = tick % self.num_slots, len(self.layout.batch_size)
+        first, dims = tick % self.num_slots, self.layout.transition.ndim
         batch = self._slots[first : first + length].permute(*range(1, dims + 1), 0)
         batch.names = [*[None] * dims, "time"]
         return batch
@@ -124,15 +109,7 @@ class Ring:
     ) -> None:
         """Copy entries into the slot of a tick.
 
-        Args:
-            tick: of the slot.
-            source: has the entries.
-            keys: of the entries.
-            writer: named in errors.
-            convert: accept another dtype if every value is the same in the slot's dtype.
-
-        Raises:
-            CollectorError: an entry is missing, or differs in shape or dtype from the specs.
+        ``convert`` accepts another dtype if every value is the same in the slot's dtype.
         """
         slot = self.slot(tick)
         for key in keys:
@@ -140,7 +117,8 @@ class Ring:
             if value is None:
                 raise CollectorError(f"{writer} must write {key!r}, which the specs declare")
             if convert and value.dtype != place.dtype:
-                value = _converted(value, place.dtype)
+                converted = value.to(place.dtype)  # a one-hot as bool, for example
+                value = converted if torch.equal(converted.to(value.dtype), value) else value
             if value.shape != place.shape or value.dtype != place.dtype:
                 raise CollectorError(
                     f"{key!r} must have shape {list(place.shape)} and dtype {place.dtype} as the "
@@ -154,12 +132,7 @@ class Ring:
             torch.cuda.current_stream(self.memory.device).synchronize()
 
     def copy_published(self, tick: int, source: Ring) -> None:
-        """Copy ``next`` of ``tick`` and the root of ``tick + 1`` from a ring on another device.
-
-        Args:
-            tick: -1 for the root of tick 0 only.
-            source: a ring of the same layout.
-        """
+        """Copy ``next`` of ``tick``, if any, and the root of ``tick + 1`` from another device."""
         end = (tick % self.num_slots + 1) * self._slot_bytes
         begin = end - self._next_bytes if tick >= 0 else end
         if (tick + 1) % self.num_slots:
@@ -175,27 +148,25 @@ class SharedBlock:
 
     It has no name, in ``/dev/shm`` or elsewhere: the system frees it with the last process that
     uses it, and its size does not depend on ``/dev/shm``.
-
-    Attributes:
-        header: int64 counters of the environment process, read without a lock.
     """
 
     def __init__(self, fd: int | None = None) -> None:
         if fd is None:
-            fd = _anonymous_file()
+            if hasattr(os, "memfd_create"):
+                fd = os.memfd_create("unilab-ring")
+            else:
+                with tempfile.TemporaryFile() as file:
+                    fd = os.dup(file.fileno())
             os.ftruncate(fd, _HEADER_BYTES)
         self.fd = fd
+        # int64; the environment process writes, both read without a lock
         self.header = memoryview(mmap.mmap(fd, _HEADER_BYTES)).cast("q")
 
     def __reduce__(self) -> tuple[Callable[..., SharedBlock], tuple[Any, ...]]:
         return _attach, (reduction.DupFd(self.fd),)
 
     def grow(self, nbytes: int) -> None:
-        """Allocate the memory of the ring.
-
-        Raises:
-            CollectorError: there is not enough memory.
-        """
+        """Allocate the memory of the ring."""
         try:
             # Allocated now: touching a page that cannot be allocated later is a SIGBUS.
             allocate = getattr(os, "posix_fallocate", lambda fd, _, size: os.ftruncate(fd, size))
@@ -212,10 +183,8 @@ class SharedBlock:
         return torch.frombuffer(whole, dtype=torch.uint8, count=nbytes, offset=_HEADER_BYTES)
 
     def close(self) -> None:
-        """Close the descriptor; a second call does nothing."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        """Close the descriptor; memory that is mapped stays."""
+        os.close(self.fd)
 
 
 def pin(memory: Tensor) -> None:
@@ -228,16 +197,3 @@ def pin(memory: Tensor) -> None:
 
 def _attach(fd: Any) -> SharedBlock:
     return SharedBlock(fd.detach())
-
-
-def _anonymous_file() -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("unilab-ring")
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
-
-
-def _converted(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """The value in another dtype, such as a one-hot as bool; as it is if values would differ."""
-    converted = value.to(dtype)
-    return converted if torch.equal(converted.to(value.dtype), value) else value

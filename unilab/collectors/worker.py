@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import inspect
 import multiprocessing
 import multiprocessing.util
 import os
@@ -13,7 +12,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from multiprocessing.connection import Connection, wait
@@ -24,15 +23,17 @@ import numpy as np
 import torch
 from tensordict import NestedKey
 from torchrl.data import Composite
-from torchrl.envs import ActionMask, Compose, EnvBase, InitTracker, Transform, TransformedEnv
+from torchrl.envs import ActionMask, EnvBase, InitTracker, TransformedEnv
 
 from unilab.collectors.ring import Layout, Ring, SharedBlock
 from unilab.errors import CollectorError
 
-__all__ = ["SIGNALS", "Description", "Phase", "Word", "by_value", "main"]
+__all__ = ["PHASE", "SIGNALS", "TICK", "Description", "Phase", "by_value", "main"]
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that the learner alone handles: a terminal sends them to both processes."""
+PHASE, TICK = range(2)
+"""Places in the header of the shared block; this process writes them."""
 
 
 class Phase(IntEnum):
@@ -46,20 +47,13 @@ class Phase(IntEnum):
     CALL = 5
 
 
-class Word(IntEnum):
-    """Index into the header of the shared block; the environment process writes it."""
-
-    PHASE = 0
-    TICK = 1
-
-
 @dataclass(frozen=True)
 class Description:
-    """What the learner needs to know about the environment."""
+    """Specs of the environment, for the learner."""
 
     layout: Layout
     action_spec: Composite
-    action_masks: tuple[tuple[NestedKey, NestedKey], ...]
+    action_masks: tuple[tuple[NestedKey, ...], ...]
     """Action and mask keys of ``ActionMask`` transforms."""
     done_keys: tuple[NestedKey, ...]
     device: torch.device | None
@@ -76,23 +70,14 @@ def main(
     dtype: torch.dtype,
     seed: int,
 ) -> None:
-    """Serve the learner until it closes the connection or ends.
-
-    Args:
-        connection: to the learner.
-        block: shared with the learner.
-        make_env: by cloudpickle.
-        num_threads: of torch, as the default ``dtype``.
-        seed: of the global generators.
-    """
+    """Serve the learner until it closes the connection or ends."""
     threading.Thread(target=_exit_with_learner, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Handlers, unlike SIG_IGN, are not inherited by processes that the environment starts.
     signal.signal(signal.SIGTERM, lambda *_: None)
     signal.signal(signal.SIGHUP, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-    if sys.stderr is not None:
-        faulthandler.enable()
+    faulthandler.enable()
     torch.set_num_threads(num_threads)
     torch.set_default_dtype(dtype)
     torch.set_grad_enabled(False)
@@ -103,21 +88,20 @@ def main(
     failed = False
     try:
         worker.serve(make_env)
-    except _LearnerGone:
-        pass
     except BaseException as error:
         failed = True
-        worker.report(error)
+        worker.reply(None, _failure(error))
     try:
-        worker.close()
+        if worker.env is not None:
+            worker.env.close()
     except BaseException:
         if not failed:
             traceback.print_exc()
         failed = True
     # Like the end of any multiprocessing process, without the second that freeing torch takes.
     multiprocessing.util._exit_function()  # type: ignore[attr-defined]
-    for stream in filter(None, (sys.stdout, sys.stderr)):
-        stream.flush()
+    sys.stdout.flush()
+    sys.stderr.flush()
     os._exit(failed)
 
 
@@ -132,70 +116,43 @@ def by_value(name: str, value: Any) -> bytes:
         ) from error
 
 
-class _LearnerGone(Exception):
-    """The learner closed the connection, or ended."""
-
-
 class _Worker:
     def __init__(self, connection: Connection, block: SharedBlock) -> None:
         self._connection = connection
         self._block = block
         self._header = block.header
         self._ticks = 0
-        self._env: EnvBase | None = None
+        self.env: EnvBase | None = None
 
     def serve(self, make_env: bytes) -> None:
-        """Make the environment, then answer one request after the other."""
-        self._reply(0, self._build(make_env))
-        requests: dict[str, Callable[..., Any]] = {
-            "map": self._map,
-            "begin": self._begin,
-            "step": self._step,
-            "call": self._call,
-        }
+        self.reply(0, self._build(make_env))
         while True:
-            self._header[Word.PHASE] = Phase.WAIT
+            self._header[PHASE] = Phase.WAIT
             try:
                 message = self._connection.recv_bytes()
             except (EOFError, ConnectionError):
-                raise _LearnerGone from None
+                return
             if not message:
-                raise _LearnerGone
+                return
             number, request, *args = pickle.loads(message)
-            self._reply(number, requests[request](*args))
+            self.reply(number, getattr(self, request)(*args))
 
-    def close(self) -> None:
-        """Close the environment, as it was made: transforms do not know every close()."""
-        if self._env is not None:
-            close = self._env.close
-            quiet = "raise_if_closed" in inspect.signature(close).parameters
-            close(**{"raise_if_closed": False} if quiet else {})
-
-    def report(self, error: BaseException) -> None:
-        """Send an exception and its traceback to the learner."""
-        try:
-            self._reply(None, _failure(error))
-        except _LearnerGone:
-            traceback.print_exc()
-
-    def _reply(self, number: int | None, answer: Any) -> None:
+    def reply(self, number: int | None, answer: Any) -> None:
         try:
             message = pickle.dumps((number, answer))
         except Exception:
             message = by_value("training state", (number, answer))
-        try:
+        with suppress(ConnectionError):  # the learner closed it
             self._connection.send_bytes(message)
-        except ConnectionError:
-            raise _LearnerGone from None
 
     def _build(self, make_env: bytes) -> Description:
-        self._header[Word.PHASE] = Phase.BUILD
+        self._header[PHASE] = Phase.BUILD
         env = cloudpickle.loads(make_env)()
         if not isinstance(env, EnvBase):
             raise CollectorError(
                 f"make_env must return a torchrl EnvBase, got {type(env).__name__}"
             )
-        self._env = env
+        self.env = env
         self._tracked = env = _with_is_init(env)
         self._layout = layout = Layout.of(env.fake_tensordict(), _input_keys(env))
         exports = _has_method(env, "export_training_state")
@@ -203,30 +160,31 @@ class _Worker:
         return Description(
             layout=layout,
             action_spec=env.full_action_spec,
-            action_masks=tuple(_action_masks(env)),
+            action_masks=tuple(
+                tuple(each.in_keys) for each in env.modules() if isinstance(each, ActionMask)
+            ),
             done_keys=tuple(env.done_keys),
             device=env.device,
             has_metrics=_has_method(env, "drain_metrics"),
             training_state=self._export(),
         )
 
-    def _map(self, nbytes: int, cuda_handle: bytes | None) -> None:
-        """Attach to the memory that the learner allocated for the ring."""
+    def map(self, nbytes: int, cuda_handle: bytes | None) -> None:
         self._memory = self._block.map(nbytes) if cuda_handle is None else pickle.loads(cuda_handle)
 
-    def _begin(self, num_slots: int) -> None:
+    def begin(self, num_slots: int) -> None:
         """Begin the first episodes and publish their first observations."""
-        self._header[Word.PHASE] = Phase.RESET
+        self._header[PHASE] = Phase.RESET
         self._ring = Ring(self._memory, self._layout, num_slots)
         self._carrier = self._tracked.reset()
         self._ring.write(0, self._carrier, self._layout.root_keys)
         self._ring.flush()
 
-    def _step(self, tick: int) -> Any:
+    def step(self, tick: int) -> Any:
         """Step, unless this tick was done before the learner was interrupted."""
         if tick == self._ticks:
-            self._header[Word.TICK] = tick
-            self._header[Word.PHASE] = Phase.STEP
+            self._header[TICK] = tick
+            self._header[PHASE] = Phase.STEP
             ring, layout, carrier = self._ring, self._layout, self._carrier
             slot = ring.slot(tick)
             for key in layout.input_keys:
@@ -239,9 +197,9 @@ class _Worker:
             self._ticks += 1
         return self._export()
 
-    def _call(self, method: str, arguments: bytes) -> tuple[bytes | None, Any]:
+    def call(self, method: str, arguments: bytes) -> tuple[bytes | None, Any]:
         """Call a method of the environment; returns its result and its exception."""
-        self._header[Word.PHASE] = Phase.CALL
+        self._header[PHASE] = Phase.CALL
         try:
             args, kwargs = cloudpickle.loads(arguments)
             return by_value("result", getattr(self._tracked, method)(*args, **kwargs)), None
@@ -259,11 +217,7 @@ def _exit_with_learner() -> None:
 
 def _failure(error: BaseException) -> tuple[str, str, str]:
     """Class, text and traceback of the exception that is being handled."""
-    try:
-        text = str(error)
-    except Exception:
-        text = "(its text is not available)"
-    return type(error).__name__, text, traceback.format_exc()
+    return type(error).__name__, str(error), traceback.format_exc()
 
 
 def _with_is_init(env: EnvBase) -> EnvBase:
@@ -281,23 +235,6 @@ def _input_keys(env: EnvBase) -> list[NestedKey]:
     own = {*env.full_observation_spec.keys(True, True), *env.full_done_spec.keys(True, True)}
     state = [key for key in env.full_state_spec.keys(True, True) if key not in own]
     return [*env.action_keys, *state]
-
-
-def _action_masks(env: EnvBase) -> Iterator[tuple[NestedKey, NestedKey]]:
-    while isinstance(env, TransformedEnv):
-        for transform in _flat(env.transform):
-            if isinstance(transform, ActionMask):
-                action, mask = transform.in_keys
-                yield action, mask
-        env = env.base_env
-
-
-def _flat(transform: Transform) -> Iterator[Transform]:
-    if isinstance(transform, Compose):
-        for each in transform:
-            yield from _flat(each)
-    else:
-        yield transform
 
 
 def _has_method(env: EnvBase, method: str) -> bool:

@@ -82,8 +82,11 @@ class AsyncRunner:
             for signum in _SIGNALS[: -1 if ignored else None]:
                 self._handlers[signum] = signal.signal(signum, self._on_signal)
         # Not for TorchRL's collectors: stopped inside a batch, they return one with unfilled rows.
-        if isinstance(self.collector, PipelinedCollector) and self.collector.interruptor is None:
-            self.collector.interruptor = self
+        if (
+            isinstance(self.collector, PipelinedCollector)
+            and self.collector.env.interruptor is None
+        ):
+            self.collector.env.interruptor = self
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -33,8 +33,8 @@ def test_edited_script_trains_another_task(tmp_path: Path) -> None:
     (tmp_path / "arm.xml").write_text(blocks("guide/new_task.md", "xml")[0])
     (tmp_path / "arm.py").write_text(blocks("guide/new_task.md", "python")[0])
     script = (REPOSITORY / "examples" / "train_flashsac.py").read_text()
-    assert script.count("\nimport unilab\n") == 1
-    edited = script.replace("\nimport unilab\n", "\nimport arm\nimport unilab\n")
+    edited = script.replace("\nimport torch\n", "\nimport arm\nimport torch\n")
+    assert edited != script
     (tmp_path / "my_script.py").write_text(edited)
 
     settings = [*TINY, "training.collector=sync", "training.run_dir=run"]

@@ -5,20 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = [
-    "ActorContractError",
-    "CapabilityError",
-    "CheckpointError",
-    "CollectorError",
-    "ConfigError",
-    "EnvFaultedError",
-    "NonFiniteError",
-    "PlacementError",
-    "UnilabError",
-    "did_you_mean",
-    "why_unreadable",
-]
-
 
 class UnilabError(Exception):
     """Base of every error that unilab raises on purpose."""
@@ -67,6 +53,11 @@ def did_you_mean(name: str, options: Iterable[str]) -> str:
     """
     near = difflib.get_close_matches(str(name), [str(o) for o in options], n=3, cutoff=0.5)
     return f" (did you mean {' or '.join(map(repr, near))}?)" if near else ""
+
+
+def first_line(error: BaseException) -> str:
+    """First line of an error's message, or its class."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def why_unreadable(error: BaseException) -> str:

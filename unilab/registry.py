@@ -9,7 +9,7 @@ Nothing here imports PyTorch before a task is built.
 from __future__ import annotations
 
 import ast
-import importlib
+import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -25,22 +25,6 @@ from unilab.tasks import SUITES
 
 if TYPE_CHECKING:
     from unilab.envs import TorchEnv
-
-__all__ = [
-    "Dims",
-    "EnvFactory",
-    "TaskCfg",
-    "config",
-    "describe",
-    "dims",
-    "factory",
-    "import_entry_points",
-    "make",
-    "missing_extra",
-    "names",
-    "register",
-    "training_settings",
-]
 
 
 class TaskCfg(Protocol):
@@ -152,8 +136,7 @@ def config(name: str, overrides: Mapping[str, Any] | None = None) -> Any:
     """
     factory = _find(name)
     if isinstance(factory, str):
-        module, _, function = factory.partition(":")
-        factory = getattr(importlib.import_module(module), function)
+        factory = pkgutil.resolve_name(factory)
     return replace(factory(), overrides or {})
 
 
@@ -172,8 +155,6 @@ def factory(
     seed the collector.
 
     Args:
-        name: the task.
-        num_envs: environments in the batch.
         device: device of the terms.
         seed: of initial states, commands and noise; None: random.
         overrides: changes to the task's config; see :func:`config`.

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from unilab.collectors import Placement
 
-__all__ = ["OffPolicyCfg", "TrainingCfg"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class OffPolicyCfg:

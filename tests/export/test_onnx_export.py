@@ -14,7 +14,7 @@ import torch
 from export.conftest import METADATA
 from torch import nn
 
-from unilab.errors import ActorContractError, CapabilityError, ConfigError
+from unilab.errors import ActorContractError, CapabilityError, CheckpointError, ConfigError
 from unilab.export import export_onnx
 from unilab.modules import FlashSACActorSpec, build_actor
 
@@ -171,7 +171,7 @@ def test_arguments_are_refused_before_anything_is_exported(tmp_path, name, kwarg
 @pytest.mark.slow
 def test_a_file_that_cannot_be_written_leaves_nothing_behind(tmp_path):
     name = "n" * 250 + ".onnx"  # too long for any file system once something is added to it
-    with pytest.raises(ConfigError, match="cannot write"):
+    with pytest.raises(CheckpointError, match="cannot be written"):
         export_onnx(Exporting(nn.Identity()), tmp_path / name, obs_dim=3)
     assert list(tmp_path.iterdir()) == []
 

@@ -79,14 +79,6 @@ def test_a_full_disk_is_an_error_that_leaves_nothing(tmp_path, room):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "frame", [np.zeros((48, 62, 3), dtype=np.uint8), np.zeros((48, 64, 3), dtype=np.float32)]
-)
-def test_a_frame_of_another_shape_or_type_is_refused(tmp_path, frame):
-    with pytest.raises(ConfigError, match="frame"):
-        film(tmp_path / "out.mp4", [frame])
-
-
 def test_without_the_encoder_the_error_names_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "av", None)
     with pytest.raises(CapabilityError, match="PyAV"):

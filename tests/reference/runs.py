@@ -7,8 +7,6 @@ from pathlib import Path
 from unilab.conf import compose
 from unilab.examples import train_flashsac
 
-SCRIPT = Path(__file__).parents[2] / "examples" / "train_flashsac.py"
-
 
 def tiny_run(path: Path, task: str = "pendulum_swingup", *overrides: str) -> Path:
     """Trains a tiny actor with the training script; returns the run's folder."""

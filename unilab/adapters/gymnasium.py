@@ -16,8 +16,6 @@ from unilab.checks import to_seed
 from unilab.envs import TorchEnv
 from unilab.errors import ConfigError
 
-__all__ = ["GymnasiumVectorEnv"]
-
 
 class GymnasiumVectorEnv(VectorEnv):
     """A Gymnasium vector environment around one of ours.

@@ -12,8 +12,6 @@ from torch import Tensor
 from unilab.envs import TorchEnv
 from unilab.errors import ConfigError
 
-__all__ = ["RslRlVecEnv"]
-
 # Our observation groups and RSL-RL's names for them.
 _GROUPS = {"obs": "policy", "critic": "critic"}
 

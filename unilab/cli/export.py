@@ -10,8 +10,6 @@ from unilab.export import export_onnx
 from unilab.modules import actor_semantics
 from unilab.trainers import load_play_actor
 
-__all__ = ["export_run"]
-
 
 def export_run(run: str | Path, out: str | Path | None = None) -> Path:
     """Write a run's policy as ONNX, with what a robot needs to know in the file's metadata.

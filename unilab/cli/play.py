@@ -24,8 +24,6 @@ from unilab.modules import FlashSACPolicy, actor_semantics
 from unilab.record import VideoWriter
 from unilab.trainers import load_env_training_state, load_play_actor
 
-__all__ = ["Episode", "play_episodes", "play_run"]
-
 _MAX_FPS = 30
 """Frames per second of a video; it shows every nth control step, in real time."""
 
@@ -60,16 +58,10 @@ def play_run(
 
     Args:
         run: the run's folder, or one of its checkpoints.
-        robots: robots side by side.
-        seed: of initial states and commands.
         seconds: length of an episode; the run's own by default.
         policy: an exported file to play in place of the checkpoint.
-        video: an mp4 file to write.
-        size: width and height of the video in pixels.
+        video: an mp4 file to write, of ``size`` pixels.
         viewer: open MuJoCo's viewer on the first robot and play until it is closed.
-
-    Returns:
-        The episodes that the tables show.
     """
     task = TrainedTask.of(run)
     chosen, widths = _trained(task) if policy is None else _exported(policy, task)

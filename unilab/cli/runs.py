@@ -13,8 +13,6 @@ from unilab.errors import CapabilityError, CheckpointError, ConfigError
 from unilab.record import RunFolder
 from unilab.tasks.suites.env import SuiteEnv
 
-__all__ = ["RobotEnv", "TrainedTask", "check_widths"]
-
 RobotEnv = ManagerBasedRlEnv | SuiteEnv
 """What can be played and exported."""
 

@@ -20,8 +20,6 @@ from unilab.envs.rotations import heading, rotate_inverse
 from unilab.errors import CapabilityError
 from unilab.record.renderer import Arrow, View, draw_arrows, follow_root
 
-__all__ = ["LiveViewer", "mj_model", "views"]
-
 _COMMANDED = (0.1, 0.75, 0.2, 1.0)
 _ACTUAL = (0.15, 0.35, 0.95, 1.0)
 # Arrows hang above the root, half a metre long for 1 m/s.

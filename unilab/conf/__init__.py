@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from unilab import registry
 from unilab.checks import build
 from unilab.conf.algorithms import algorithm, register_algorithm
-from unilab.errors import CheckpointError, ConfigError
+from unilab.errors import CheckpointError, ConfigError, first_line
 from unilab.record import RunFolder
 from unilab.tasks import SUITE_TASKS
 
@@ -53,7 +53,7 @@ def compose(overrides: Sequence[str] = (), cfg: type | None = None) -> Any:
         with hydra.initialize_config_module("unilab.conf", version_base="1.3"):
             config = hydra.compose("config", overrides=prepared)
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(_first_line(error)) from error
+        raise ConfigError(first_line(error)) from error
     return resolve(config, prepared, cfg)
 
 
@@ -103,7 +103,7 @@ def resolve(config: DictConfig, overrides: Sequence[str], cfg: type) -> Any:
     try:
         values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
-        raise ConfigError(_first_line(error)) from error
+        raise ConfigError(first_line(error)) from error
     return checked_settings(values, cfg)
 
 
@@ -126,6 +126,8 @@ def _store(cfg: type) -> str:
     Returns the search path of the algorithm's files for tasks; empty if it has none.
     """
     store = ConfigStore.instance()
+    # Tasks of the algorithm before: Hydra would check this one's files against them.
+    store.repo.pop("task", None)
     defaults = asdict(cfg(task=""))
     del defaults["task"]
     store.store("settings", defaults, package="_global_")
@@ -176,7 +178,3 @@ def _resumed(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
         OmegaConf.update(stored, key, value, force_add=True)
     stored.training.resume = config.training.resume
     return stored
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from unilab.errors import ConfigError, did_you_mean
 from unilab.registry import import_entry_points
-
-__all__ = ["Algorithm", "algorithm", "register_algorithm"]
 
 
 @dataclass(frozen=True)
@@ -25,11 +23,12 @@ class Algorithm:
 
     def settings(self) -> Any:
         """The dataclass of its settings."""
-        return _load(self.cfg)
+        return pkgutil.resolve_name(self.cfg) if isinstance(self.cfg, str) else self.cfg
 
     def train(self, cfg: Any) -> int:
         """Run a training; returns the exit code."""
-        return _load(self.run)(cfg)
+        run = pkgutil.resolve_name(self.run) if isinstance(self.run, str) else self.run
+        return run(cfg)
 
 
 _registered = {
@@ -67,10 +66,3 @@ def algorithm(name: str) -> Algorithm:
             f"{', '.join(known)}"
         )
     return _registered[name]
-
-
-def _load(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    module, _, name = value.partition(":")
-    return getattr(importlib.import_module(module), name)

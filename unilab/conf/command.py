@@ -18,8 +18,6 @@ from unilab.conf import algorithm_name, prepare, resolve
 from unilab.conf.algorithms import algorithm
 from unilab.errors import UnilabError
 
-__all__ = ["hydra_main", "train_command"]
-
 
 def hydra_main(train: Callable[[Any], int], cfg: type) -> Callable[[], None]:
     """Make a training function a command.

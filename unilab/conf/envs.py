@@ -8,8 +8,6 @@ from unilab import registry
 from unilab.collectors import EnvProcess
 from unilab.envs import TorchEnv
 
-__all__ = ["make_eval_env", "make_training_env"]
-
 
 def make_training_env(cfg: Any) -> TorchEnv | EnvProcess:
     """Environments to train in; in a second process if the run is pipelined.

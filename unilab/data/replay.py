@@ -13,8 +13,6 @@ from torchrl.envs.transforms import MultiStepTransform, Transform
 
 from unilab.errors import ConfigError, did_you_mean
 
-__all__ = ["LEARNING_KEYS", "make_replay_buffer"]
-
 #: The entries that learning reads; all others of a collector are dropped.
 LEARNING_KEYS: tuple[NestedKey, ...] = (
     "obs",

@@ -8,8 +8,6 @@ from torch import Tensor
 
 from unilab.errors import ConfigError
 
-__all__ = ["RewardNormalizer"]
-
 
 class RewardNormalizer:
     """Scales rewards so that returns fit the critic's support (FlashSAC, arXiv 2604.04539).

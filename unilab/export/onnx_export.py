@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
-import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,12 +13,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from unilab.errors import ActorContractError, CapabilityError, ConfigError, UnilabError
+from unilab.errors import (
+    ActorContractError,
+    CapabilityError,
+    ConfigError,
+    UnilabError,
+    first_line,
+)
 from unilab.modules import actor_semantics
 from unilab.modules.actor_contract import trial_copy
 from unilab.record import package_versions
-
-__all__ = ["OnnxExport", "export_onnx", "first_line", "require"]
+from unilab.record.run_folder import write_whole
 
 #: torch's exporter writes it without a conversion, and runtimes since 2023 read it.
 OPSET = 18
@@ -96,7 +99,7 @@ def export_onnx(
                 "take only obs [batch, obs_dim], return the action, and not branch on values or "
                 "on the batch size"
             ) from error
-    _write(path, content)
+    write_whole(path, content)
     return OnnxExport(
         path=path, opset=OPSET, obs_dim=obs_dim, action_dim=action_dim, max_abs_diff=difference
     )
@@ -109,10 +112,6 @@ def require(package: str) -> Any:
         raise CapabilityError(
             f"ONNX files need {package}: pip install 'unilab-torchrl[export]'"
         ) from error
-
-
-def first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _trace(module: nn.Module, obs_dim: int) -> Any:
@@ -167,15 +166,3 @@ def _compare(session: Any, actor: Any, obs_dim: int) -> tuple[int, float]:
             )
         worst = max(worst, difference)
     return given.shape[1], worst
-
-
-def _write(path: Path, content: bytes) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_bytes(content)
-        os.replace(partial, path)
-    except OSError as error:
-        raise ConfigError(f"cannot write {path} ({error.strerror or error})") from error
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink()

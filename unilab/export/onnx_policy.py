@@ -10,10 +10,8 @@ import torch
 from tensordict import NestedKey, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 
-from unilab.errors import CheckpointError, ConfigError
-from unilab.export.onnx_export import first_line, require
-
-__all__ = ["OnnxPolicy"]
+from unilab.errors import CheckpointError, ConfigError, first_line
+from unilab.export.onnx_export import require
 
 
 class OnnxPolicy(TensorDictModuleBase):

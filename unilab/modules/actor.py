@@ -21,8 +21,6 @@ from unilab.modules.layers import (
     normalize_layers,
 )
 
-__all__ = ["FlashSACActor"]
-
 
 class FlashSACActor(nn.Module):
     """Squashed-Gaussian actor of FlashSAC (arXiv 2604.04539).

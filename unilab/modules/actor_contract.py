@@ -18,8 +18,6 @@ from torchrl.checkpoint import GlobalRNGState
 from unilab.errors import ActorContractError
 from unilab.modules.actor_spec import BUILT_IN, FlashSACActorSpec, record_build
 
-__all__ = ["aux_losses_problem", "build_actor", "tensor_problem", "trial_copy", "validate_actor"]
-
 #: rows of the trial batch; batch statistics need more than one.
 _ROWS = 4
 _METHODS = (

@@ -13,8 +13,6 @@ from torchrl.data import TensorSpec
 
 from unilab.errors import ActorContractError, ConfigError, did_you_mean
 
-__all__ = ["FlashSACActorSpec", "action_range", "actor_semantics", "record_build"]
-
 SCHEMA_VERSION = 1
 #: builder of the built-in actor.
 BUILT_IN = "unilab.modules:FlashSACActor"

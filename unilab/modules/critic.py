@@ -17,8 +17,6 @@ from unilab.modules.layers import (
     normalize_layers,
 )
 
-__all__ = ["FlashSACCritic"]
-
 
 class FlashSACCritic(nn.Module):
     """Ensemble of categorical action-value networks (FlashSAC, arXiv 2604.04539).

@@ -12,15 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = [
-    "categorical_value",
-    "gaussian_log_prob",
-    "squash_log_std",
-    "squashed_log_prob",
-    "tanh_log_det",
-    "zeta_pmf",
-]
-
 LOG_STD_MIN = -10.0
 LOG_STD_MAX = 2.0
 

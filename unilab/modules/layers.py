@@ -16,8 +16,6 @@ from torch import Tensor, nn
 
 from unilab.errors import ConfigError
 
-__all__ = ["Block", "Embedder", "UnitBatchNorm", "UnitLinear", "UnitRMSNorm", "normalize_layers"]
-
 
 def _lead(num_members: int | None) -> tuple[int, ...]:
     return () if num_members is None else (num_members,)

@@ -13,8 +13,6 @@ from torch.func import grad_and_value, jacrev, vmap
 
 from unilab.modules.actor_spec import actor_semantics
 
-__all__ = ["assert_log_prob_consistent"]
-
 
 def assert_log_prob_consistent(
     actor: nn.Module,

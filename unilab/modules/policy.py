@@ -9,8 +9,6 @@ from tensordict.nn import TensorDictModuleBase
 from torch import nn
 from torchrl.envs.utils import ExplorationType, exploration_type
 
-__all__ = ["FlashSACPolicy"]
-
 
 class FlashSACPolicy(TensorDictModuleBase):
     """Writes the actor's action for a rollout; the actor stays the instance that is optimised.

@@ -20,8 +20,6 @@ from unilab.modules import FlashSACCritic, FlashSACPolicy, actor_semantics
 from unilab.modules.actor_contract import aux_losses_problem, tensor_problem
 from unilab.objectives import functional as F
 
-__all__ = ["FlashSACLoss"]
-
 
 class FlashSACLoss(LossModule):
     """Actor, temperature and distributional critic losses of FlashSAC (arXiv 2604.04539).
@@ -40,7 +38,8 @@ class FlashSACLoss(LossModule):
 
     Minimise the sum of the ``loss_*`` entries: each parameter gets the gradient of its own loss
     only. ``SoftUpdate(loss, tau=0.01)`` moves the target critic's parameters; the target keeps its
-    own running statistics.
+    own running statistics. Without TensorDict, pass the batch as keyword arguments
+    (``next_reward=...``); the outputs come in the order of ``out_keys``.
 
     Examples:
         >>> import torch
@@ -70,17 +69,6 @@ class FlashSACLoss(LossModule):
 
         >>> loss = FlashSACLoss(actor, FlashSACCritic(n_obs, n_act), gamma=0.97)
         >>> loss.set_keys(critic_obs="obs")
-
-        Without TensorDict, pass the batch as keyword arguments; the losses come in the order of
-        ``out_keys``:
-
-        >>> loss_actor, loss_qvalue, loss_alpha, *_ = loss(
-        ...     obs=torch.randn(8, n_obs),
-        ...     action=torch.rand(8, n_act) * 2 - 1,
-        ...     next_obs=torch.randn(8, n_obs),
-        ...     next_reward=torch.randn(8, 1),
-        ...     next_terminated=torch.zeros(8, 1, dtype=torch.bool),
-        ... )
     """
 
     @dataclass

@@ -96,16 +96,7 @@ def cross_entropy(target: Tensor, log_p: Tensor) -> Tensor:
 def learning_rate(
     step: int, *, init: float, peak: float, end: float, warmup_steps: int, decay_steps: int
 ) -> float:
-    """Linear warm-up from ``init`` to ``peak``, then cosine from ``peak`` to ``end``.
-
-    Args:
-        step: optimizer steps taken so far.
-        init: rate at step 0; unused without a warm-up.
-        peak: rate at the end of the warm-up.
-        end: rate from ``warmup_steps + decay_steps`` on.
-        warmup_steps: length of the warm-up.
-        decay_steps: length of the cosine after the warm-up.
-    """
+    """Linear warm-up from ``init`` to ``peak``, then cosine from ``peak`` to ``end``."""
     if step < warmup_steps:
         return init + (peak - init) * step / warmup_steps
     progress = min((step - warmup_steps) / max(decay_steps, 1), 1.0)

@@ -16,8 +16,6 @@ from tqdm import tqdm
 
 from unilab.record.run_folder import RunFolder
 
-__all__ = ["Progress", "closing_summary"]
-
 _RATE_WINDOW = 12
 """Rows of metrics over which lines average their steps/s."""
 _SHOWN = {"return": "Train/return", "length": "Train/episode_length", "eval": "Eval/return"}
@@ -107,12 +105,7 @@ class Progress:
 def closing_summary(
     run: RunFolder, *, frames: int, total_frames: int, minutes: float, metrics: Mapping[str, float]
 ) -> str:
-    """How far a run came, where its files are and what to type next, on several lines.
-
-    Args:
-        frames, total_frames: environment steps taken and asked for.
-        metrics: latest value of every metric.
-    """
+    """How far a run came, where its files are and what to type next, on several lines."""
     done = frames >= total_frames
     end = "Finished" if done else f"Stopped at {frames / total_frames:.0%}"
     tags = [tag for tag in metrics if tag.startswith("Eval/") and tag.count("/") == 1]

@@ -15,8 +15,6 @@ from typing import Literal
 from unilab.errors import ConfigError, did_you_mean
 from unilab.record.run_folder import RunFolder, unwritable, write_whole
 
-__all__ = ["METRICS", "Metric", "MetricLogger", "ProgressCsv", "metric"]
-
 
 @dataclass(frozen=True)
 class Metric:
@@ -147,7 +145,7 @@ class ProgressCsv:
         writer = csv.DictWriter(table, self._columns, restval="")
         writer.writeheader()
         writer.writerows(self._rows)
-        write_whole(self.path, table.getvalue())
+        write_whole(self.path, table.getvalue().encode())
 
 
 class MetricLogger:

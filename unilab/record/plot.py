@@ -10,8 +10,6 @@ from typing import Any
 from unilab.errors import CapabilityError, CheckpointError
 from unilab.record.run_folder import RunFolder, unwritable
 
-__all__ = ["plot_learning_curve"]
-
 _PREFERRED = ("Eval/Episode_Reward/", "Episode_Reward/")
 
 

@@ -15,9 +15,7 @@ from typing import Any
 import mujoco
 import numpy as np
 
-from unilab.errors import CapabilityError, ConfigError
-
-__all__ = ["Arrow", "TiledRenderer", "View", "draw_arrows", "follow_root", "offscreen_context"]
+from unilab.errors import CapabilityError, ConfigError, first_line
 
 _ALL = int(mujoco.mjtCatBit.mjCAT_ALL)
 _OPENGL_HELP = (
@@ -172,9 +170,8 @@ def offscreen_context(width: int, height: int) -> Any:
         context = importlib.import_module(f"mujoco.{platform}").GLContext(width, height)
         context.make_current()
     except Exception as error:  # PyOpenGL raises AttributeError, ... where a library is missing
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise CapabilityError(
-            f"no OpenGL context by {platform} ({reason}): {_OPENGL_HELP}"
+            f"no OpenGL context by {platform} ({first_line(error)}): {_OPENGL_HELP}"
         ) from error
     return context
 

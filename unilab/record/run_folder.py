@@ -16,8 +16,6 @@ from typing import Any
 
 from unilab.errors import CheckpointError, ConfigError
 
-__all__ = ["RunFolder", "package_versions"]
-
 _PACKAGES = ("unilab-torchrl", "torch", "torchrl", "tensordict", "mujoco", "numpy")
 
 
@@ -119,7 +117,7 @@ class RunFolder:
             "versions": package_versions(),
             "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
-        write_whole(self.config_file, json.dumps(content, indent=2) + "\n")
+        write_whole(self.config_file, json.dumps(content, indent=2).encode() + b"\n")
 
     def read_config(self) -> dict[str, Any]:
         """The content of ``run_config.json``."""
@@ -143,11 +141,11 @@ def _make_unique(path: Path) -> Path:
         return _make_unique(path.with_name(f"{path.name}_{uuid.uuid4().hex[:4]}"))
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, content: bytes) -> None:
     """Writes a file atomically; after an error an older file is unchanged."""
     partial = path.with_name(f"{path.name}.partial")
     try:
-        partial.write_text(text, newline="")
+        partial.write_bytes(content)
         partial.replace(path)
     except OSError as error:
         with contextlib.suppress(OSError):
@@ -156,7 +154,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def unwritable(path: Path, error: OSError) -> CheckpointError:
-    """The error for a file of a run that cannot be written."""
+    """The error for a file that cannot be written."""
     return CheckpointError(
         f"{path} cannot be written ({error.strerror or error}): free space or fix its permissions"
     )

@@ -12,8 +12,6 @@ import numpy as np
 
 from unilab.errors import CapabilityError, ConfigError
 
-__all__ = ["VideoWriter"]
-
 
 class VideoWriter:
     """Encodes RGB frames as H.264; the file appears when the ``with`` block ends without an error.
@@ -52,11 +50,6 @@ class VideoWriter:
 
     def add(self, frame: np.ndarray) -> None:
         """Appends a frame, ``[height, width, 3]`` uint8."""
-        shape = (self._stream.height, self._stream.width, 3)
-        if frame.shape != shape or frame.dtype != np.uint8:
-            raise ConfigError(
-                f"frame must be uint8 {list(shape)}, got {frame.dtype} {list(frame.shape)}"
-            )
         picture = self._av.VideoFrame.from_ndarray(frame, format="rgb24")
         with self._errors():
             self._file.mux(self._stream.encode(picture))

@@ -12,8 +12,6 @@ from tensordict import TensorDictBase
 
 from unilab.collectors import PipelinedCollector
 
-__all__ = ["AsyncRunner"]
-
 _Result = TypeVar("_Result")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _MAX_SIGNALS = 3

@@ -21,17 +21,6 @@ from torchrl.data import ReplayBuffer
 from unilab.errors import CheckpointError, why_unreadable
 from unilab.trainers.state_check import differences, state_problem
 
-__all__ = [
-    "Checkpointer",
-    "Counters",
-    "EnvTrainingState",
-    "ReplayContents",
-    "Stateful",
-    "newest",
-    "read_identity",
-    "read_states",
-]
-
 _OPTIONAL = ("replay",)
 
 

@@ -12,10 +12,8 @@ from tensordict.nn import CudaGraphModule
 from torch import Tensor
 from torch._dynamo.exc import TorchDynamoException
 
-from unilab.errors import ConfigError
+from unilab.errors import ConfigError, first_line
 from unilab.objectives import FlashSACLoss
-
-__all__ = ["CompiledOrEager", "Step", "capture", "matmul_dtype", "use_cuda_graph"]
 
 Step = Callable[[TensorDictBase], dict[str, Tensor]]
 
@@ -81,10 +79,9 @@ class CompiledOrEager:
         try:
             return self._call(*args)
         except TorchDynamoException as error:
-            cause = (str(error).strip().splitlines() or [type(error).__name__])[0]
             warnings.warn(
-                f"torch.compile failed ({cause}): updates run eagerly, with the same results. "
-                "Install a C++ compiler, or pass compile=False to silence this",
+                f"torch.compile failed ({first_line(error)}): updates run eagerly, with the same "
+                "results. Install a C++ compiler, or pass compile=False to silence this",
                 RuntimeWarning,
                 stacklevel=4,
             )

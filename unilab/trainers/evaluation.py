@@ -11,8 +11,6 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from unilab.errors import ConfigError
 
-__all__ = ["Evaluator"]
-
 
 class Evaluator:
     """Runs a policy without exploration on a separate environment.

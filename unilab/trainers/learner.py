@@ -22,8 +22,6 @@ from unilab.objectives.functional import learning_rate
 from unilab.trainers.compilation import CompiledOrEager, Step, capture, matmul_dtype, use_cuda_graph
 from unilab.trainers.state_check import semantics_problem, state_problem
 
-__all__ = ["FlashSACLearner"]
-
 _AUX = "loss_aux_"
 
 
@@ -37,24 +35,13 @@ class FlashSACLearner:
         loss: the loss module; its actor and critic are optimised in place.
 
     Keyword Args:
-        lr: peak learning rate of all three optimizers.
         lr_init: rate at the first step of the warm-up.
-        lr_end: rate at the end of the cosine decay.
-        warmup_steps: optimizer steps of linear warm-up from ``lr_init`` to ``lr``.
-        decay_steps: optimizer steps of cosine decay from ``lr`` to ``lr_end`` after the warm-up;
-            each optimizer counts its own steps.
-        actor_update_period: updates for each step of actor and temperature.
-        tau: rate of the target critic.
-        amp_dtype: ``"bfloat16"`` computes the matrix products of the linear layers, and nothing
-            else, in bfloat16; ``"auto"`` does so on a CPU with units for it.
-        compile: compile the critic's part of the update. Without a usable compiler, the first
-            update warns and all run eagerly.
-        use_whole_cycle_cuda_graph: capture updates as CUDA graphs; None: on NVIDIA. Not with a
-            custom actor.
-        actor_normalize_parameters: bring the built-in actor back to its norms after each step;
-            a custom actor's ``normalize_parameters`` is always called.
+        warmup_steps, decay_steps: as ``lr_warmup_steps`` and ``lr_decay_steps``; each optimizer
+            counts its own steps.
         sync_gradients: called with an optimizer's parameters between backward and step, e.g. to
             average gradients over processes.
+
+    All others are those of :class:`~unilab.conf.flashsac.FlashSACParamsCfg`.
 
     Examples:
         >>> import torch

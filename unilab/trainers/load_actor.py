@@ -14,8 +14,6 @@ from unilab.record import RunFolder
 from unilab.trainers.checkpoint import newest, read_identity, read_states
 from unilab.trainers.state_check import differences, semantics_problem, state_problem
 
-__all__ = ["load_env_training_state", "load_play_actor"]
-
 # A training run may replace its newest checkpoint while it is read.
 _TRIES = 10
 

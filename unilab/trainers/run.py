@@ -20,8 +20,6 @@ from unilab.trainers.checkpoint import (
     Stateful,
 )
 
-__all__ = ["Run", "run_identity"]
-
 
 @dataclass(kw_only=True)
 class Run:
@@ -131,12 +129,7 @@ class Run:
 def run_identity(
     task: str, obs_groups: Mapping[str, int], critic_obs: str, actor: nn.Module
 ) -> dict[str, Any]:
-    """JSON values of ``run_config.json`` that a checkpoint must agree with.
-
-    Args:
-        obs_groups: width of each observation group of the environment.
-        critic_obs: the group that the critic reads.
-    """
+    """JSON values of ``run_config.json`` that a checkpoint must agree with."""
     return {
         "checkpoint_version": 1,
         "task": task,

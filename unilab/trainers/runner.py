@@ -21,8 +21,6 @@ from unilab.trainers.run import Run
 if TYPE_CHECKING:
     from unilab.settings import TrainingCfg
 
-__all__ = ["OffPolicyRunner"]
-
 _TAGS = {"alpha": "Policy/alpha", "entropy": "Policy/entropy", "q_mean": "Critic/q_mean"}
 _TIMED = ("collect", "learn", "update")
 """Names of ``torchrl.timeit``; the learner times its own update."""

@@ -12,8 +12,6 @@ import torch
 
 from unilab.modules.actor_spec import SCHEMA_VERSION
 
-__all__ = ["differences", "semantics_problem", "state_problem"]
-
 
 def state_problem(saved: Any, live: Any, path: str) -> str:
     """The first reason why a live object cannot load a saved state.

@@ -43,7 +43,7 @@ class EnvFaultedError(UnilabError, RuntimeError):
 
 
 class CollectorError(UnilabError, RuntimeError):
-    """A collector process died, hung or raised."""
+    """The environment process died, hung or raised."""
 
 
 def did_you_mean(name: str, options: Iterable[str]) -> str:

@@ -144,7 +144,7 @@ def test_deploy_page_plays_films_exports_and_controls(
     assert keys == set(policy.metadata)
 
 
-SMALLER = {"3_000_000": "1_024", "5_000_000": "1_024", "20_000": "512", "256": "32"}
+SMALLER = {"3_000_000": "1_024", "5_000_000": "1_024", "20_480": "512", "256": "32"}
 
 
 @pytest.mark.parametrize("page", ["../README.md", "guide/runtime.md"])

@@ -161,7 +161,7 @@ def test_c14_a_collector_killed_in_training_leaves_a_checkpoint_and_an_error(sta
     _, err = process.communicate(timeout=600)
     assert process.returncode == 2, err
     assert "Traceback" not in err
-    assert "error: the collector process died" in err
+    assert "error: the environment process died" in err
     (checkpoint,) = (tmp_path / "run" / "checkpoints").iterdir()
     frames = int(checkpoint.name.split("-")[1])
     assert f"checkpoint at {frames} frames" in err

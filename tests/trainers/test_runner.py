@@ -111,7 +111,7 @@ def test_c14_an_error_while_collecting_evaluating_or_logging_saves_first(session
     run = session()
 
     def fail():
-        raise CollectorError("the collector process died")
+        raise CollectorError("the environment process died")
 
     def failing():
         yield from run.collector(TICKS // 2)

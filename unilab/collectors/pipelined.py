@@ -29,11 +29,12 @@ Policy = Callable[[TensorDictBase], TensorDictBase]
 class PipelinedCollector(BaseCollector):
     """Collects with the environment in a separate process and the policy in this one.
 
-    At tick ``t`` the observation is in shared memory; the policy infers the action here and
-    publishes it; then the environment steps there while the caller's loop body runs here::
+    At tick ``t`` the observation is in shared memory; the policy infers the action in this process
+    and publishes it; then the environment steps in the other one while the caller's loop body runs
+    in this one::
 
-        learner    act 0           act 1 | body 0        act 2 | body 1        act 3 | ...
-        collector        step 0          | step 1              | step 2              | ...
+        learner      act 0           act 1 | body 0        act 2 | body 1        act 3 | ...
+        environment        step 0          | step 1              | step 2              | ...
 
     So the action of tick ``t + 1`` comes from the policy before the loop body of the batch that
     ends with tick ``t``: at most one update of lag, and as many updates per frame as with TorchRL's
@@ -115,15 +116,15 @@ class PipelinedCollector(BaseCollector):
             placement = resolve_collector_tensor_placement("cpu", device)
         self.placement = placement
         num_envs = self.env.description.layout.transition.numel()
-        self.frames_per_batch = -(-frames_per_batch // num_envs)
+        self.frames_per_batch = -(-frames_per_batch // num_envs)  # ticks, as in TorchRL
         self.requested_frames_per_batch = self.frames_per_batch * num_envs
         self._action_specs = dict(self.env.description.action_spec.items(True, True))
         self._frames = 0
         self._iter = -1
         # Ticks whose action was published, whose result is here, and which were yielded.
         self._asked = self._arrived = self._yielded = 0
-        self._begin: int | None = None
-        self._begun = False
+        self._first_reset: int | None = None
+        self._started = False
         self._traj_ids: Tensor
         self._number_episodes_from(0)
         try:
@@ -182,7 +183,7 @@ class PipelinedCollector(BaseCollector):
     def _maybe_fallback_update(
         self, policy_or_weights: Any = None, *, model_id: str | None = None
     ) -> None:
-        # Of update_policy_weights_: the policy is the caller's own, nothing is sent.
+        # Called by update_policy_weights_. The policy is the caller's own: nothing is sent.
         if policy_or_weights is not None:
             self.receive_weights(policy_or_weights)
 
@@ -256,13 +257,13 @@ class PipelinedCollector(BaseCollector):
         return batch
 
     def _start(self) -> None:
-        if self._begun:
+        if self._started:
             return
-        if self._begin is None:
-            self._begin = self.env.send("begin", self._ring.num_slots)
-        self.env.receive(self._begin)
+        if self._first_reset is None:
+            self._first_reset = self.env.send("begin", self._ring.num_slots)
+        self.env.receive(self._first_reset)
         self._copy_published(-1)
-        self._begun = True
+        self._started = True
 
     @torch.no_grad()
     def _act_and_step(self, frames: int) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 from torchrl.envs import EnvBase
 
 from unilab.collectors.ring import SharedBlock
-from unilab.collectors.worker import PHASE, SIGNALS, TICK, Description, Phase, by_value, main
+from unilab.collectors.worker import PHASE, SIGNALS, TICK, Description, Phase, main, pickle_by_value
 from unilab.errors import CollectorError, ConfigError, NonFiniteError
 
 __all__ = ["EnvProcess", "Interrupted", "Interruptor"]
@@ -82,7 +82,7 @@ class EnvProcess:
                 "make_env must be a function that makes the environment, got "
                 f"{type(make_env).__name__}: it is called in the environment process"
             )
-        payload = by_value("make_env", make_env)
+        payload = pickle_by_value("make_env", make_env)
         self.step_timeout_s = step_timeout_s
         self.interruptor: Interruptor | None = None
         self._description: Description | None = None
@@ -99,7 +99,7 @@ class EnvProcess:
         _start(self._process)
         theirs.close()
         self.pid: int = self._process.pid
-        # Of multiprocessing, whose own exit handler would otherwise wait for the process first.
+        # multiprocessing's Finalize, because its exit handler would wait for the process first.
         args = (self._process, self._connection, self._block, 5.0)
         self._finalizer = Finalize(self, _end, args, exitpriority=10)
         self._readable = select.poll()
@@ -175,6 +175,7 @@ class EnvProcess:
         return self._replies.pop(number)
 
     def receive_step(self, number: int) -> None:
+        """Wait for a step and keep the training state that it returns."""
         self._training_state = self.receive(number)
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -230,7 +231,7 @@ class EnvProcess:
             self.interruptor = interruptor
 
     def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        arguments = by_value("arguments", (args, kwargs))
+        arguments = pickle_by_value("arguments", (args, kwargs))
         # Both sides would wait if they sent more than the pipe holds at the same time.
         while self._received < self._sent:
             self._receive_next()
@@ -271,7 +272,7 @@ class EnvProcess:
                 where = self._where()
                 self.close(0.0)
                 raise CollectorError(
-                    f"the collector process hung {where} for more than {self.step_timeout_s:g} s "
+                    f"the environment process hung {where} for more than {self.step_timeout_s:g} s "
                     "and was killed: look for an endless loop in the environment, or raise "
                     "step_timeout_s"
                 )
@@ -281,7 +282,7 @@ class EnvProcess:
         code = self._close(5.0)
         how = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
         return CollectorError(
-            f"the collector process died {where} ({how}). SIGKILL usually means that the system "
+            f"the environment process died {where} ({how}). SIGKILL usually means that the system "
             "ran out of memory; see also what the process printed"
         )
 
@@ -327,8 +328,8 @@ def _end(process: BaseProcess, connection: Connection, block: SharedBlock, timeo
 
 def _failed(where: str, name: str, text: str, trace: str) -> CollectorError:
     error = CollectorError(
-        f"the collector process failed {where}: {name}: {text}\n"
-        f"In the collector process:\n{trace.rstrip()}"
+        f"the environment process failed {where}: {name}: {text}\n"
+        f"In the environment process:\n{trace.rstrip()}"
     )
     # The cause tells the runner that the policy went NaN, rather than the environment.
     error.__cause__ = NonFiniteError(text) if name == NonFiniteError.__name__ else None

@@ -28,7 +28,7 @@ from torchrl.envs import ActionMask, EnvBase, InitTracker, TransformedEnv
 from unilab.collectors.ring import Layout, Ring, SharedBlock
 from unilab.errors import CollectorError
 
-__all__ = ["PHASE", "SIGNALS", "TICK", "Description", "Phase", "by_value", "main"]
+__all__ = ["PHASE", "SIGNALS", "TICK", "Description", "Phase", "main", "pickle_by_value"]
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that the learner alone handles: a terminal sends them to both processes."""
@@ -105,7 +105,7 @@ def main(
     os._exit(failed)
 
 
-def by_value(name: str, value: Any) -> bytes:
+def pickle_by_value(name: str, value: Any) -> bytes:
     """Pickle a value, classes and functions of the running script included."""
     try:
         return cloudpickle.dumps(value)
@@ -141,7 +141,7 @@ class _Worker:
         try:
             message = pickle.dumps((number, answer))
         except Exception:
-            message = by_value("training state", (number, answer))
+            message = pickle_by_value("training state and specs", (number, answer))
         with suppress(ConnectionError):  # the learner closed it
             self._connection.send_bytes(message)
 
@@ -202,7 +202,7 @@ class _Worker:
         self._header[PHASE] = Phase.CALL
         try:
             args, kwargs = cloudpickle.loads(arguments)
-            return by_value("result", getattr(self._tracked, method)(*args, **kwargs)), None
+            return pickle_by_value("result", getattr(self._tracked, method)(*args, **kwargs)), None
         except Exception as error:
             return None, _failure(error)
 

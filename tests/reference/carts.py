@@ -84,7 +84,7 @@ class Carts(SimBackend):
         return {**self._views, "qfrc_actuator": self._force}
 
     def get_sensor_view(self, name: str) -> Tensor:
-        self.get_tensor_capabilities().require_sensor(name)
+        self.get_tensor_capabilities().require(f"sensor:{name}")
         return self._gap
 
     def step_tensor(self, ctrl: Tensor, nstep: int) -> None:

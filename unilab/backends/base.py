@@ -42,22 +42,23 @@ class TensorCapabilities:
     derived_from: frozenset[str]
     """Model parameters from which others are derived: call ``set_const`` after a write."""
 
-    def require_state_field(self, name: str) -> int:
-        """Width of a state field, or a CapabilityError."""
-        if name not in self.state_fields:
-            raise CapabilityError(
-                f"the backend has no state field {name!r}{did_you_mean(name, self.state_fields)}"
-            )
-        return self.state_fields[name]
+    def require(self, source: str) -> None:
+        """Refuse a state field or a ``sensor:<name>`` that does not exist."""
+        name, known, what = source, self.state_fields, "the backend has no state field"
+        if source.startswith("sensor:"):
+            name, known, what = source[len("sensor:") :], self.sensors, "the model has no sensor"
+        if name not in known:
+            raise CapabilityError(f"{what} {name!r}{did_you_mean(name, known)}")
 
-    def require_sensor(self, name: str) -> int:
-        """Width of a sensor, or a CapabilityError."""
-        if name not in self.sensors:
-            raise CapabilityError(
-                f"the model has no sensor {name!r}{did_you_mean(name, self.sensors)}; "
-                "add it to the model or drop the term that reads it"
-            )
-        return self.sensors[name]
+
+JointType = Literal["free", "ball", "slide", "hinge"]
+JOINT_WIDTHS: dict[JointType, tuple[int, int]] = {
+    "free": (7, 6),
+    "ball": (4, 3),
+    "slide": (1, 1),
+    "hinge": (1, 1),
+}
+"""Columns of a joint in qpos and qvel, in the order of MuJoCo's ``mjtJoint``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +67,7 @@ class JointInfo:
 
     name: str
     body: str
-    type: Literal["free", "ball", "slide", "hinge"]
+    type: JointType
     qpos: slice
     qvel: slice
     range: tuple[float, float]
@@ -277,14 +278,11 @@ class SimBackend(ABC):
         self, sources: Sequence[Source], device: torch.device
     ) -> HostBridgeTransferPlan:
         """Freeze a packed read layout."""
-        capabilities = self.get_tensor_capabilities()
-        views = dict(self.get_state_views())
+        capabilities, views = self.get_tensor_capabilities(), dict(self.get_state_views())
         for name, _ in sources:
-            if name in views:
-                continue
-            if not name.startswith("sensor:"):
-                capabilities.require_state_field(name)
-            views[name] = self.get_sensor_view(name.removeprefix("sensor:"))
+            capabilities.require(name)
+            if name not in views:
+                views[name] = self.get_sensor_view(name.removeprefix("sensor:"))
         return HostBridgeTransferPlan(views, sources, device)
 
     @abstractmethod

@@ -9,17 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unilab.backends.base import SimBackend
+from unilab.backends.base import JOINT_WIDTHS, SimBackend
 from unilab.errors import CapabilityError, ConfigError
 
 N, STEPS, NSTEP = 5, 8, 3
 """Environments, control steps and substeps of a clause."""
 ALL, SOME, OTHERS = torch.arange(N), torch.tensor([1, 3]), torch.tensor([0, 2, 4])
 CPU = torch.device("cpu")
-_WIDTHS = {
-    "qpos": {"free": 7, "ball": 4, "slide": 1, "hinge": 1},
-    "qvel": {"free": 6, "ball": 3, "slide": 1, "hinge": 1},
-}
 _RANDOMISED = ("body_mass", "body_inertia", "body_ipos", "geom_friction", "dof_armature",
                "dof_damping", "dof_frictionloss", "actuator_gainprm", "actuator_biasprm",
                "opt.gravity")  # fmt: skip
@@ -93,11 +89,11 @@ def metadata_matches_the_views(make: _Maker) -> None:
     told |= {f"sensor:{name}": width for name, width in capabilities.sensors.items()}
     for name, shape in shapes.items():
         assert shape == (N, told[name]), f"{name} has width {told[name]}, its view is {shape}"
-    for field, widths in _WIDTHS.items():
+    for i, field in enumerate(("qpos", "qvel")):
         end = 0
         for joint in backend.joints:
             columns: slice = getattr(joint, field)
-            assert columns == slice(end, end + widths[joint.type]), f"{field} of {joint}"
+            assert columns == slice(end, end + JOINT_WIDTHS[joint.type][i]), f"{field} of {joint}"
             end = columns.stop
         assert end == told[field], f"the joints have {end} of {told[field]} {field} columns"
     for name, size in (("default_qpos", told["qpos"]), ("default_ctrl", len(backend.actuators))):

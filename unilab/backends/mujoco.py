@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from pathlib import Path
-from typing import Literal
 
 import mujoco
 import numpy as np
@@ -16,6 +15,7 @@ from mujoco.batch import MODEL_FIELDS, Batch, SimulationError
 from torch import Tensor
 
 from unilab.backends.base import (
+    JOINT_WIDTHS,
     ActuatorInfo,
     GeomInfo,
     JointInfo,
@@ -27,13 +27,7 @@ from unilab.errors import CapabilityError, ConfigError, EnvFaultedError, did_you
 
 _logger = logging.getLogger(__name__)
 _STATE_FIELDS = ("qpos", "qvel", "ctrl", "act", "time", "qfrc_actuator", "actuator_force")
-# Joint types by MuJoCo's number, with the widths of their qpos and qvel.
-_JOINTS: tuple[tuple[Literal["free", "ball", "slide", "hinge"], int, int], ...] = (
-    ("free", 7, 6),
-    ("ball", 4, 3),
-    ("slide", 1, 1),
-    ("hinge", 1, 1),
-)
+_JOINTS = tuple(JOINT_WIDTHS.items())
 # Model fields that the state after a reset depends on, besides the given pose.
 _RESET_INPUTS = frozenset({"body_pos", "body_quat", "eq_active0"})
 # Model fields that mj_setConst reads, and all options.
@@ -86,8 +80,8 @@ class MujocoBackend(SimBackend):
         self._rows = torch.from_numpy(self._batch.state)  # all state fields are its columns
         self.num_envs = num_envs
         self.timestep = float(self.mj_model.opt.timestep)
-        self.joints = _joints(self.mj_model)
-        self.actuators = _actuators(self.mj_model)
+        self.joints = tuple(_joints(self.mj_model))
+        self.actuators = tuple(_actuators(self.mj_model))
         self.bodies = tuple(self.mj_model.body(i).name for i in range(self.mj_model.nbody))
         self.geoms = tuple(
             GeomInfo(name=geom.name, body=self.bodies[int(geom.bodyid[0])])
@@ -100,7 +94,7 @@ class MujocoBackend(SimBackend):
         self._ctrl[0] = self.default_ctrl
         # The state of a reset row. Copying it is faster than waking the threads for a few rows.
         self._fresh: np.ndarray | None = self._batch.state[0].copy()
-        self._sensors = {
+        self.sensor_columns = {  # of sensordata
             s.name: slice(int(s.adr[0]), int(s.adr[0] + s.dim[0]))
             for s in map(self.mj_model.sensor, range(self.mj_model.nsensor))
         }
@@ -129,7 +123,7 @@ class MujocoBackend(SimBackend):
     def get_tensor_capabilities(self) -> TensorCapabilities:
         return TensorCapabilities(
             state_fields={name: view.shape[1] for name, view in self._views.items()},
-            sensors={name: cols.stop - cols.start for name, cols in self._sensors.items()},
+            sensors={name: cols.stop - cols.start for name, cols in self.sensor_columns.items()},
             selected_row_reset=True,
             model_fields=MODEL_FIELDS,
             derived_from=_DERIVED_FROM,
@@ -139,12 +133,12 @@ class MujocoBackend(SimBackend):
         return self._views
 
     def get_sensor_view(self, name: str) -> Tensor:
-        self.get_tensor_capabilities().require_sensor(name)
+        self.get_tensor_capabilities().require(f"sensor:{name}")
         sensordata = self._view("sensordata")
         if self._stage == _NONE:
             self._stage = _VEL
             self._batch.forward()
-        return sensordata[:, self._sensors[name]]
+        return sensordata[:, self.sensor_columns[name]]
 
     def step_tensor(self, ctrl: Tensor, nstep: int) -> None:
         if ctrl.shape != self._ctrl.shape:
@@ -217,7 +211,7 @@ class MujocoBackend(SimBackend):
 
     def close(self) -> None:
         self._views.clear()
-        self._sensors.clear()
+        self.sensor_columns.clear()
         for name in ("_rows", "_qpos", "_qvel", "_ctrl", "_batch"):
             self.__dict__.pop(name, None)
 
@@ -268,40 +262,32 @@ def _load(path: Path) -> mujoco.MjModel:
         raise ConfigError(f"MuJoCo cannot compile {path}: {error}") from error
 
 
-def _joints(model: mujoco.MjModel) -> tuple[JointInfo, ...]:
-    joints = []
+def _joints(model: mujoco.MjModel) -> Iterator[JointInfo]:
     for i in range(model.njnt):
-        kind, nq, nv = _JOINTS[model.jnt_type[i]]
+        kind, (nq, nv) = _JOINTS[model.jnt_type[i]]
         qpos, qvel = int(model.jnt_qposadr[i]), int(model.jnt_dofadr[i])
-        joints.append(
-            JointInfo(
-                name=model.joint(i).name,
-                body=model.body(model.jnt_bodyid[i]).name,
-                type=kind,
-                qpos=slice(qpos, qpos + nq),
-                qvel=slice(qvel, qvel + nv),
-                range=_range(model.jnt_limited[i], model.jnt_range[i]),
-            )
+        yield JointInfo(
+            name=model.joint(i).name,
+            body=model.body(model.jnt_bodyid[i]).name,
+            type=kind,
+            qpos=slice(qpos, qpos + nq),
+            qvel=slice(qvel, qvel + nv),
+            range=_range(model.jnt_limited[i], model.jnt_range[i]),
         )
-    return tuple(joints)
 
 
-def _actuators(model: mujoco.MjModel) -> tuple[ActuatorInfo, ...]:
-    actuators = []
+def _actuators(model: mujoco.MjModel) -> Iterator[ActuatorInfo]:
     for i in range(model.nu):
         on_joint = model.actuator_trntype[i] == mujoco.mjtTrn.mjTRN_JOINT
         affine = model.actuator_biastype[i] == mujoco.mjtBias.mjBIAS_AFFINE
-        actuators.append(
-            ActuatorInfo(
-                name=model.actuator(i).name,
-                joint=model.joint(model.actuator_trnid[i, 0]).name if on_joint else None,
-                ctrl_range=_range(model.actuator_ctrllimited[i], model.actuator_ctrlrange[i]),
-                force_range=_range(model.actuator_forcelimited[i], model.actuator_forcerange[i]),
-                stiffness=float(-model.actuator_biasprm[i, 1]) if affine else 0.0,
-                damping=float(-model.actuator_biasprm[i, 2]) if affine else 0.0,
-            )
+        yield ActuatorInfo(
+            name=model.actuator(i).name,
+            joint=model.joint(model.actuator_trnid[i, 0]).name if on_joint else None,
+            ctrl_range=_range(model.actuator_ctrllimited[i], model.actuator_ctrlrange[i]),
+            force_range=_range(model.actuator_forcelimited[i], model.actuator_forcerange[i]),
+            stiffness=float(-model.actuator_biasprm[i, 1]) if affine else 0.0,
+            damping=float(-model.actuator_biasprm[i, 2]) if affine else 0.0,
         )
-    return tuple(actuators)
 
 
 def _range(limited: bool, bounds: np.ndarray) -> tuple[float, float]:

@@ -1,22 +1,29 @@
 """Environments: TorchRL ``EnvBase`` over a physics backend, assembled from tables of terms."""
 
-from unilab.envs import managers, mdp
-from unilab.envs.entity import EntityCfg, SceneEntityCfg
-from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv, ManagerBasedRlEnvCfg
-from unilab.envs.managers import *
-from unilab.envs.nan_guard import NanGuardCfg
-from unilab.envs.scene import EntityScene, SceneCfg
-from unilab.envs.torch_env import TorchEnv
-
-__all__ = [
-    "EntityCfg",
-    "EntityScene",
-    "ManagerBasedRlEnv",
-    "ManagerBasedRlEnvCfg",
-    "NanGuardCfg",
-    "SceneCfg",
-    "SceneEntityCfg",
-    "TorchEnv",
-    "mdp",
-]
-__all__ += managers.__all__
+from unilab.envs import mdp as mdp
+from unilab.envs.entity import EntityCfg as EntityCfg
+from unilab.envs.entity import SceneEntityCfg as SceneEntityCfg
+from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv as ManagerBasedRlEnv
+from unilab.envs.manager_based_rl_env import ManagerBasedRlEnvCfg as ManagerBasedRlEnvCfg
+from unilab.envs.managers.action import ActionTermCfg as ActionTermCfg
+from unilab.envs.managers.action import JointEffortActionCfg as JointEffortActionCfg
+from unilab.envs.managers.action import JointPositionActionCfg as JointPositionActionCfg
+from unilab.envs.managers.command import CommandTerm as CommandTerm
+from unilab.envs.managers.command import CommandTermCfg as CommandTermCfg
+from unilab.envs.managers.curriculum import CurriculumTermCfg as CurriculumTermCfg
+from unilab.envs.managers.event import EventTermCfg as EventTermCfg
+from unilab.envs.managers.metrics import MetricsTermCfg as MetricsTermCfg
+from unilab.envs.managers.observation import ObservationGroupCfg as ObservationGroupCfg
+from unilab.envs.managers.observation import ObservationTermCfg as ObservationTermCfg
+from unilab.envs.managers.observation import UniformNoiseCfg as UniformNoiseCfg
+from unilab.envs.managers.recorder import RecorderTermCfg as RecorderTermCfg
+from unilab.envs.managers.recorder import RecordingCfg as RecordingCfg
+from unilab.envs.managers.reward import RewardTermCfg as RewardTermCfg
+from unilab.envs.managers.term import ManagerTermBase as ManagerTermBase
+from unilab.envs.managers.term import reads as reads
+from unilab.envs.managers.term import writes as writes
+from unilab.envs.managers.termination import TerminationTermCfg as TerminationTermCfg
+from unilab.envs.nan_guard import NanGuardCfg as NanGuardCfg
+from unilab.envs.scene import EntityScene as EntityScene
+from unilab.envs.scene import SceneCfg as SceneCfg
+from unilab.envs.torch_env import TorchEnv as TorchEnv

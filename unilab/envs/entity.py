@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -73,9 +73,18 @@ class EntityData:
 
     Joint tensors are ``[num_envs, num_joints]`` in model order (rad, rad/s, N m), root tensors
     ``[num_envs, 3]`` (m, m/s, rad/s) or ``[num_envs, 4]`` (w, x, y, z). ``_w`` is the world frame,
-    ``_b`` the root body's frame. ``undeclared`` is called to read a field that is not in the
-    scene's packet.
+    ``_b`` the root body's frame. The scene sets the fields that are in its packet, as attributes;
+    ``undeclared`` is called to read another one.
     """
+
+    joint_pos: Tensor
+    joint_vel: Tensor
+    joint_torque: Tensor
+    """Actuator torque at the joints during the last substep."""
+    root_pos_w: Tensor
+    root_quat_w: Tensor
+    root_lin_vel_w: Tensor
+    root_ang_vel_b: Tensor
 
     def __init__(
         self,
@@ -84,7 +93,6 @@ class EntityData:
         device: torch.device,
         undeclared: Callable[[str], Tensor],
     ) -> None:
-        self._columns: dict[str, Tensor] = {}
         self._cache: dict[str, Tensor] = {}
         self._undeclared = undeclared
         home = [float(backend.default_qpos[j.qpos.start]) for j in joints]
@@ -97,35 +105,6 @@ class EntityData:
         """``[num_envs, num_joints]`` rad, encoder offset of ``joint_pos_rel(biased=True)``."""
 
     @property
-    def joint_pos(self) -> Tensor:
-        return self._read("joint_pos")
-
-    @property
-    def joint_vel(self) -> Tensor:
-        return self._read("joint_vel")
-
-    @property
-    def joint_torque(self) -> Tensor:
-        """Actuator torque at the joints during the last substep."""
-        return self._read("joint_torque")
-
-    @property
-    def root_pos_w(self) -> Tensor:
-        return self._read("root_pos_w")
-
-    @property
-    def root_quat_w(self) -> Tensor:
-        return self._read("root_quat_w")
-
-    @property
-    def root_lin_vel_w(self) -> Tensor:
-        return self._read("root_lin_vel_w")
-
-    @property
-    def root_ang_vel_b(self) -> Tensor:
-        return self._read("root_ang_vel_b")
-
-    @property
     def root_lin_vel_b(self) -> Tensor:
         return self._derive("root_lin_vel_b", rotate_inverse)
 
@@ -136,21 +115,20 @@ class EntityData:
 
     if not TYPE_CHECKING:  # a type checker reports a misspelt field itself
 
-        def __getattr__(self, name: str) -> NoReturn:
+        def __getattr__(self, name: str) -> Tensor:
+            """Called for fields that are not in the scene's packet."""
+            if name in FIELDS:
+                return self._undeclared(name)
             raise AttributeError(
                 f"an entity's data has no field {name!r}{did_you_mean(name, FIELDS)}; "
                 f"it has {FIELDS}"
             )
 
-    def _read(self, name: str) -> Tensor:
-        value = self._columns.get(name)
-        return self._undeclared(name) if value is None else value
-
     def _derive(self, name: str, function: Callable[..., Tensor]) -> Tensor:
         """Compute a field from others, once a phase."""
         value = self._cache.get(name)
         if value is None:
-            value = function(*(self._read(field) for field in DERIVED_FIELDS[name]))
+            value = function(*(getattr(self, field) for field in DERIVED_FIELDS[name]))
             self._cache[name] = value
         return value
 

@@ -104,7 +104,8 @@ class ManagerBasedRlEnv(TorchEnv):
                 cfg.scene.model, num_envs, num_threads=cfg.num_threads, keyframe=cfg.scene.keyframe
             )
         _check_backend(backend, num_envs)
-        super().__init__(num_envs=num_envs, device=device, seed=seed)
+        staggered = cfg.init_at_random_ep_len
+        super().__init__(num_envs=num_envs, device=device, seed=seed, staggered=staggered)
         self.backend = backend
         self._actuators = [actuator.name for actuator in backend.actuators]
         self.step_dt = cfg.decimation * backend.timestep
@@ -141,7 +142,6 @@ class ManagerBasedRlEnv(TorchEnv):
         if cfg.nan_guard is not None:
             self._guard = NanGuard(cfg.nan_guard, backend, self.action_manager.action_dim)
             self.scene.before_write = self._guard.record_write
-        self._staggering = cfg.init_at_random_ep_len
         self._make_specs(self.action_manager.action_dim)
 
     @property
@@ -259,13 +259,6 @@ class ManagerBasedRlEnv(TorchEnv):
         self.action_manager.reset(rows)
         self.command_manager.reset(rows)
         self.event_manager.reset(rows)
-        if self._staggering and rows.shape[0] == self.num_envs:
-            self._staggering = False
-            self.episode_length.random_(0, self.max_episode_length, generator=self.generator)
-
-    def _set_seed(self, seed: int | None) -> None:
-        super()._set_seed(seed)
-        self._staggering = self.cfg.init_at_random_ep_len
 
     def close(self, *, raise_if_closed: bool = True) -> None:
         super().close(raise_if_closed=raise_if_closed)

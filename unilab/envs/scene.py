@@ -169,12 +169,12 @@ class EntityScene:
         """Add a field of an entity to the packet, if no term reads it in its first call."""
         for base in DERIVED_FIELDS.get(name, (name,)):
             source, _ = self[entity].source(base)
-            self._backend.get_tensor_capabilities().require_state_field(source)
+            self._backend.get_tensor_capabilities().require(source)
             self._declared[(entity, base)] = None
 
     def declare_sensor(self, name: str) -> None:
         """Add a sensor to the packet, if no term reads it in its first call."""
-        self._backend.get_tensor_capabilities().require_sensor(name)
+        self._backend.get_tensor_capabilities().require(f"sensor:{name}")
         self._declared[("", name)] = None
 
     @contextmanager
@@ -221,8 +221,8 @@ class EntityScene:
         self.plan = self._backend.compile_host_bridge_io(sources, self._device)
         self._compiled = True
         for (entity, name), cols in zip(self._declared, self.plan.columns, strict=True):
-            columns = self[entity].data._columns if entity else self._sensor_columns
-            columns[name] = self.plan.packet[:, cols]
+            fields = vars(self[entity].data) if entity else self._sensor_columns
+            fields[name] = self.plan.packet[:, cols]
         for plan in self._dry_plans.values():
             plan.packet.fill_(torch.nan)  # a term that keeps it would read stale values
         self._dry_plans.clear()

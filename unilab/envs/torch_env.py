@@ -54,6 +54,8 @@ class _State:
     fault: BaseException | None = None
     fault_at: str = ""
     released: bool = False
+    staggering: bool = False
+    """Whether the next reset of all environments draws ``episode_length``."""
     seconds: dict[str, float] = field(
         default_factory=lambda: {"physics": 0.0, "managers": 0.0, "reset": 0.0}
     )
@@ -74,16 +76,24 @@ class TorchEnv(EnvBase):
         num_envs: environments in the batch.
         device: where observations, rewards and terminations are computed.
         seed: seed of ``generator``, 0 to 2^32 - 1; None draws one.
+        staggered: whether the first episodes after seeding begin at random points of their time.
 
     Attributes:
         generator: the environment's random generator, the only source of its random numbers.
+        max_episode_length: control steps until an episode times out; the task sets it.
         episode_length: ``[num_envs]`` int64, control steps since each episode began.
     """
 
+    max_episode_length: int
     _supports_set_state = False
 
     def __init__(
-        self, *, num_envs: int, device: torch.device | str = "cpu", seed: int | None = None
+        self,
+        *,
+        num_envs: int,
+        device: torch.device | str = "cpu",
+        seed: int | None = None,
+        staggered: bool = False,
     ) -> None:
         device, num_envs, seed = to_device(device), to_num_envs(num_envs), to_seed(seed)
         if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
@@ -98,7 +108,8 @@ class TorchEnv(EnvBase):
         self.generator.seed() if seed is None else self.generator.manual_seed(seed)
         self.episode_length = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
         self._all_rows = torch.arange(num_envs, device=self.device)
-        self._state = _State()
+        self._state = _State(staggering=staggered)
+        self._staggered = staggered
 
     @property
     def common_step_counter(self) -> int:
@@ -305,6 +316,10 @@ class TorchEnv(EnvBase):
                 if rows.shape[0]:
                     self.episode_length.index_fill_(0, rows, 0)
                     self._commit_reset(rows)
+                    if whole and self._state.staggering:
+                        self._state.staggering = False
+                        last = self.max_episode_length
+                        self.episode_length.random_(0, last, generator=self.generator)
                 fresh = self._observe(rows)
                 if not whole:
                     last = self._state.observation or self._observe(self._all_rows)
@@ -378,6 +393,7 @@ class TorchEnv(EnvBase):
     def _set_seed(self, seed: int | None) -> None:
         if (seed := to_seed(seed)) is not None:
             self.generator.manual_seed(seed)
+        self._state.staggering = self._staggered
 
     def export_training_state(self) -> dict[str, int]:
         """The environment's part of a checkpoint: version 1 and the control steps so far."""

@@ -85,7 +85,8 @@ class SuiteEnv(TorchEnv):
             fields=self.fields,
             current=self.current,
         )
-        super().__init__(num_envs=num_envs, device=device, seed=seed)
+        staggered = cfg.init_at_random_ep_len
+        super().__init__(num_envs=num_envs, device=device, seed=seed, staggered=staggered)
         self.backend = backend
         self.step_dt = self.decimation * backend.timestep
         self.max_episode_length = max(1, round(cfg.episode_length_s / self.step_dt))
@@ -96,7 +97,6 @@ class SuiteEnv(TorchEnv):
             self.device,
         )
         self._staged: tuple[Tensor, dict[str, Tensor]] | None = None
-        self._staggering = cfg.init_at_random_ep_len
         self._width = sum(block.shape[1] for block in self._observation(self.data))
         self._make_specs(len(backend.actuators))
         low, high = (
@@ -244,9 +244,6 @@ class SuiteEnv(TorchEnv):
         staged, self._staged = self._staged, None
         self._episodes.reset(rows)
         self._write(*staged)
-        if self._staggering and rows.shape[0] == self.num_envs:
-            self._staggering = False
-            self.episode_length.random_(0, self.max_episode_length, generator=self.generator)
 
     def close(self, *, raise_if_closed: bool = True) -> None:
         super().close(raise_if_closed=raise_if_closed)

@@ -65,19 +65,14 @@ class DmcEnv(SuiteEnv):
         self._disableflags[rows] = enabled
 
     @cached_property
-    def _sensor_columns(self) -> dict[str, slice]:
-        model = self.backend.mj_model
-        sensors = [model.sensor(i) for i in range(model.nsensor)]
-        return {s.name: slice(int(s.adr[0]), int(s.adr[0] + s.dim[0])) for s in sensors}
-
-    @cached_property
     def _body(self) -> dict[str, int]:
         """Indices of the bodies by name."""
         return {name: i for i, name in enumerate(self.backend.bodies)}
 
     def _sensor(self, data: Mapping[str, Tensor], *names: str) -> Tensor:
         """``[n, sum of widths]``, sensors side by side."""
-        return torch.cat([data["sensordata"][:, self._sensor_columns[name]] for name in names], 1)
+        columns = self.backend.sensor_columns
+        return torch.cat([data["sensordata"][:, columns[name]] for name in names], 1)
 
     def _position(self, data: Mapping[str, Tensor], body: str) -> Tensor:
         """``[n, 3]`` m, of a body's frame."""

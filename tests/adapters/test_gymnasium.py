@@ -96,13 +96,6 @@ def test_a_mask_resets_some_environments(tmp_path):
     assert envs.env.episode_length.tolist() == [1, 0, 1, 0]
 
 
-def test_a_numpy_seed_is_the_same_seed(tmp_path):
-    envs = GymnasiumVectorEnv(twins(tmp_path))
-    obs, _ = envs.reset(seed=np.int64(7))
-    again, _ = envs.reset(seed=7)
-    assert np.array_equal(obs, again)
-
-
 def test_close_ends_the_environment(tmp_path):
     env = twins(tmp_path)
     with_gym = GymnasiumVectorEnv(env)

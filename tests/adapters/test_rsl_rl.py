@@ -13,7 +13,6 @@ from unilab.errors import ConfigError
 
 pytest.importorskip("rsl_rl", reason="needs RSL-RL: pip install 'unilab-torchrl[rsl-rl]'")
 
-from rsl_rl.env import VecEnv
 from rsl_rl.runners import OnPolicyRunner
 
 from unilab.adapters import RslRlVecEnv
@@ -27,16 +26,6 @@ def actions(env, steps, seed=0):
 
 def short_go2():
     return go2(6, seed=3, episode_length_s=0.2)
-
-
-def test_attributes_of_the_protocol():
-    env = RslRlVecEnv(short_go2())
-
-    assert isinstance(env, VecEnv)
-    assert (env.num_envs, env.num_actions, env.max_episode_length) == (6, 12, 10)
-    assert env.device == torch.device("cpu")
-    assert env.cfg.episode_length_s == 0.2
-    assert env.episode_length_buf.tolist() == [0] * 6
 
 
 def test_a_rollout_is_that_of_the_environment_itself():

@@ -5,9 +5,7 @@ import pytest
 import torch
 
 from unilab.backends import MujocoBackend
-from unilab.errors import CapabilityError, ConfigError, EnvFaultedError
-
-CPU = torch.device("cpu")
+from unilab.errors import ConfigError, EnvFaultedError
 
 
 @pytest.mark.parametrize(
@@ -60,16 +58,3 @@ def test_mujocos_warnings_go_to_the_log_and_leave_no_file(rig_model, tmp_path, m
     backend.step_tensor(torch.zeros(2, len(backend.actuators)), 1)
     assert "unstable" in caplog.text
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("call", "name"),
-    [
-        (lambda b: b.compile_host_bridge_io([("qpo", slice(None))], CPU), "'qpo'.*'qpos'"),
-        (lambda b: b.get_sensor_view("tip_position"), "'tip_position'.*'tip_pos'"),
-        (lambda b: b.expand("body_mas"), "'body_mas'.*'body_mass'"),
-    ],
-)
-def test_unknown_name_suggests_the_nearest(backend, call, name):
-    with pytest.raises(CapabilityError, match=name):
-        call(backend)

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from reference.awkward import Guided, making
 from reference.collecting import assert_same, sync
-from reference.counting import Counting
+from reference.counting import Counting, Guided, making
 from reference.processes import wait_until
 from tensordict import TensorDict, TensorDictBase
 from torchrl.collectors import Collector

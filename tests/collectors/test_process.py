@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from reference.awkward import Drawing, Laden, Obliging, Remembering, making
-from reference.counting import Counting
+from reference.counting import Counting, Drawing, Laden, Obliging, Remembering, making
 from reference.processes import running, wait_until
 from torchrl.collectors import Collector
 from torchrl.envs import EnvBase, ParallelEnv, StepCounter, TransformedEnv

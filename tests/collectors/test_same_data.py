@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from reference.awkward import Agents, Choosy, Guided, making
 from reference.collecting import assert_same, sync
-from reference.counting import Counting
+from reference.counting import Agents, Choosy, Counting, Guided, making
 from reference.pendulum import pendulum
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from envs.tables import ON_TWINS, act, drive, go2, physics_state, twins, twins_cfg
+from envs.tables import act, drive, go2, physics_state, twins, twins_cfg
 from tensordict import TensorDict
 
 from unilab.envs import (
@@ -15,7 +15,6 @@ from unilab.envs import (
     MetricsTermCfg,
     ObservationGroupCfg,
     ObservationTermCfg,
-    RewardTermCfg,
     mdp,
 )
 from unilab.errors import ConfigError, NonFiniteError
@@ -143,35 +142,6 @@ def test_a_metric_is_the_mean_over_the_steps_of_ended_episodes(tmp_path):
     # Three episodes of 5 steps and one of 3; the one that is running does not count.
     expected = (3 * (1 + 2 + 3 + 4 + 5) + (1 + 2 + 3)) / (3 * 5 + 3)
     assert env.drain_metrics()["Metrics/step"] == pytest.approx(expected)
-
-
-class Furthest(ManagerTermBase):
-    """The largest distance of the first joint from zero in this episode."""
-
-    def __init__(self, cfg, env):
-        super().__init__(cfg, env)
-        self.furthest = torch.zeros(env.num_envs)
-
-    def __call__(self, env, gain=1.0, asset_cfg=None):
-        position = env.scene[asset_cfg.name].data.joint_pos[:, 0].abs()
-        self.furthest = torch.maximum(self.furthest, position)  # bound anew, in inference mode
-        return gain * self.furthest
-
-    def reset(self, env_ids):
-        self.furthest[env_ids] = 0.0
-
-
-def test_stateful_term_is_cleared_at_resets_of_its_rows(tmp_path):
-    term = RewardTermCfg(func=Furthest, weight=1.0, params={"gain": 2.0, **ON_TWINS})
-    env = twins(tmp_path, rewards={"far": term})
-    root, furthest = env.reset(), torch.zeros(4)
-    for step in range(12):
-        data, root = env.step_and_maybe_reset(act(env, root, 0.8 if step % 2 else -0.8))
-        pos = data["next", "obs"][:, 0] + 0.3
-        furthest = torch.maximum(furthest, pos.abs())
-        expected = 2.0 * furthest * env.step_dt
-        torch.testing.assert_close(data["next", "reward"][:, 0], expected)
-        furthest[data["next", "done"][:, 0]] = 0.0
 
 
 class Count(ManagerTermBase):

@@ -12,8 +12,6 @@ from torch import Tensor
 from unilab.envs import (
     ManagerBasedRlEnv,
     ManagerTermBase,
-    ObservationGroupCfg,
-    ObservationTermCfg,
     RewardTermCfg,
     SceneEntityCfg,
     TerminationTermCfg,
@@ -35,21 +33,6 @@ class travelled(ManagerTermBase):
         self.start[env_ids] = self._env.scene["twins"].data.joint_pos[env_ids, 0]
 
 
-class smoothed(ManagerTermBase):
-    """Joint velocities through a low pass; advances whenever it is called."""
-
-    def __init__(self, cfg: ObservationTermCfg, env: ManagerBasedRlEnv) -> None:
-        super().__init__(cfg, env)
-        self.value = torch.zeros(env.num_envs, 2)
-
-    def __call__(self, env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg) -> Tensor:
-        self.value = self.value + 0.2 * (env.scene["twins"].data.joint_vel - self.value)
-        return self.value
-
-    def reset(self, env_ids: Tensor) -> None:
-        self.value[env_ids] = 0.0
-
-
 def test_reset_of_terms_sees_the_new_state(tmp_path):
     reward = RewardTermCfg(func=travelled, weight=1.0, params=ON_TWINS)
     env = twins(tmp_path, rewards={"travelled": reward})
@@ -57,24 +40,6 @@ def test_reset_of_terms_sees_the_new_state(tmp_path):
     (term,) = (term for term in env.terms if term.name == "travelled")
     began = env.backend.get_state_views()["qpos"].float()
     torch.testing.assert_close(term.func.start, began[:, 0])
-
-
-def test_c9_a_reset_does_not_change_the_memory_of_other_rows(tmp_path):
-    terms = {"slow": ObservationTermCfg(func=smoothed, params=ON_TWINS)}
-    runs = []
-    for resets in (False, True):
-        env = twins(
-            tmp_path, episode_length_s=9.0, observations={"obs": ObservationGroupCfg(terms=terms)}
-        )
-        root, shown = env.reset(), []
-        for tick in range(8):
-            root = env.step(act(env, root, 0.5))["next"].exclude("reward")
-            shown.append(root["obs"][1:].clone())
-            if resets and tick % 2:
-                root = env.reset(root.set("_reset", torch.tensor([1, 0, 0, 0]).bool()))
-                assert root["obs"][0].any()  # the first of the new episode, from a memory of 0
-        runs.append(torch.stack(shown))
-    assert torch.equal(*runs)
 
 
 def test_env_ids_keep_the_flags_of_other_rows(tmp_path):

@@ -11,8 +11,6 @@ from tensordict import TensorDict
 from unilab.envs import (
     ObservationGroupCfg,
     ObservationTermCfg,
-    RewardTermCfg,
-    TerminationTermCfg,
     mdp,
 )
 from unilab.errors import ConfigError, EnvFaultedError, NonFiniteError
@@ -291,16 +289,3 @@ def test_inference_mode_of_the_caller_does_not_matter(tmp_path, inside):
                 shown.append(env.reset(env_ids=torch.tensor([i % 4]))["obs"].clone())
         rollouts.append(torch.stack(shown))
     assert torch.equal(*rollouts)
-
-
-def test_a_task_whose_terms_read_no_physics_runs(tmp_path):
-    seen = ObservationTermCfg(func=mdp.last_action)
-    env = twins(
-        tmp_path,
-        observations={"obs": ObservationGroupCfg(terms={"seen": seen})},
-        rewards={"effort": RewardTermCfg(func=mdp.action_l2, weight=-1.0)},
-        terminations={"time_out": TerminationTermCfg(func=mdp.time_out, time_out=True)},
-    )
-    data = drive(env, 7)
-    assert data["next", "truncated"][:, :, 0].nonzero()[:, 1].tolist() == [4, 4, 4, 4]
-    assert torch.equal(data["next", "obs"], data["action"])

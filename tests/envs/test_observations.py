@@ -27,22 +27,6 @@ def constant(env, value, width=1):
     return torch.full((env.num_envs, width), value)
 
 
-def test_groups_are_published_and_agree_with_specs_and_tensors():
-    env = go2()
-    assert env.obs_groups_spec == {"obs": 45, "critic": 49}
-    assert {k: s.shape[-1] for k, s in env.observation_spec.items()} == env.obs_groups_spec
-    data = env.step(act(env, env.reset()))
-    for key, width in env.obs_groups_spec.items():
-        assert data[key].shape == data["next", key].shape == (4, width)
-
-
-def test_a_task_without_critic_has_no_critic_key(tmp_path):
-    env = twins(tmp_path)
-    assert env.obs_groups_spec == {"obs": 4}
-    assert "critic" not in env.step(act(env, env.reset())).keys(True, True)
-    assert list(env.observation_spec) == ["obs"]
-
-
 BAD_GROUPS = {
     "obs.*privileged": {"obs": group(pos=POS), "privileged": group(pos=POS)},
     "obs.*'critic'": {"critic": group(pos=POS)},

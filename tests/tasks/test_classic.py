@@ -73,16 +73,6 @@ def test_pendulum_cannot_be_held_level_by_its_motor() -> None:
     assert data["next", "obs"][:, -1, 1].max() < -0.2, "past level, towards hanging"
 
 
-@both
-def test_observation_shows_the_angle_as_sine_and_cosine(task: str) -> None:
-    angle, at = 3.0, len(UPRIGHT[task]) - 1
-    env = _started_at(task, [*[0.0] * at, angle])
-    sin, cos = env.reset()["obs"][0, at : at + 2].tolist()
-    env.close()
-
-    assert (sin, cos) == pytest.approx((math.sin(angle), math.cos(angle)), abs=1e-5)
-
-
 def test_pendulum_episodes_begin_anywhere_on_the_circle() -> None:
     env = _env("pendulum_swingup", num_envs=256)
     obs = env.reset()["obs"]

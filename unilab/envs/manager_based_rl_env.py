@@ -187,7 +187,7 @@ class ManagerBasedRlEnv(TorchEnv):
             limit=MAX_VALUE,  # which MuJoCo as well would take as 0
         )
         if self.recorder_manager.active:
-            self.recorder_manager.record_pre_step()
+            self.recorder_manager.pre_step()
         self.backend.step_tensor(ctrl, self.cfg.decimation)
         if self._guard is not None:
             self._guard.record_after()
@@ -238,17 +238,17 @@ class ManagerBasedRlEnv(TorchEnv):
 
     def _after_step(self) -> None:
         if self.recorder_manager.active:
-            self.recorder_manager.record_post_step()
+            self.recorder_manager.post_step()
 
     def _after_reset(self, rows: Tensor) -> None:
         if self.recorder_manager.active:
-            self.recorder_manager.record_post_reset(rows)
+            self.recorder_manager.post_reset(rows)
 
     def _end_episodes(self, rows: Tensor) -> None:
         self.curriculum_manager.compute(rows)
         # Last: after it only the write itself can fail.
         if self.recorder_manager.active:
-            self.recorder_manager.record_pre_reset(rows)
+            self.recorder_manager.pre_reset(rows)
 
     def _commit_reset(self, rows: Tensor) -> None:
         self.scene.commit_staged()

@@ -32,13 +32,9 @@ def bad_rows(value: Tensor, limit: float | None = None) -> list[int]:
 def non_finite(
     what: str, values: Mapping[str, Tensor], rows: Tensor | None = None, limit: float | None = None
 ) -> NonFiniteError:
-    """The error for values that are not finite.
+    """The error for ``values``, ``[n, ...]`` by name, of the environments ``rows``; None: all.
 
-    Args:
-        what: start of the message, such as "reward terms are not finite".
-        values: ``[n, ...]`` by name of the term or field.
-        rows: ``[n]`` int64, their environments; None: all.
-        limit: largest allowed size; None: any finite size is fine.
+    ``limit`` is the largest allowed size; None: any finite size.
     """
     bad = {name: found for name, v in values.items() if (found := bad_rows(v, limit=limit))}
     if rows is not None:

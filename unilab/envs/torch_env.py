@@ -318,8 +318,8 @@ class TorchEnv(EnvBase):
                     self._commit_reset(rows)
                     if whole and self._state.staggering:
                         self._state.staggering = False
-                        last = self.max_episode_length
-                        self.episode_length.random_(0, last, generator=self.generator)
+                        most = self.max_episode_length
+                        self.episode_length.random_(0, most, generator=self.generator)
                 fresh = self._observe(rows)
                 if not whole:
                     last = self._state.observation or self._observe(self._all_rows)

@@ -13,7 +13,7 @@ from unilab.backends import SimBackend
 from unilab.backends.base import ActuatorInfo
 from unilab.envs.entity import Patterns, find_names
 from unilab.envs.managers.delay import DelayBuffer, DelayCfg, DelaySpec
-from unilab.envs.managers.term import naming
+from unilab.envs.managers.term import naming, table
 from unilab.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -104,12 +104,9 @@ class ActionManager:
             self._delay.begin(rows, self.action.new_zeros(rows.shape[0], self.action_dim))
 
     def __str__(self) -> str:
-        lines = [f"actions [{self.action_dim}]"]
-        for name, scale, offset in zip(
-            self.actuator_names, self.scale.tolist(), self.offset.tolist(), strict=True
-        ):
-            lines.append(f"  {name:<28} {offset:+.3f} + {scale:.3f} a")
-        return "\n".join(lines)
+        rows = zip(self.actuator_names, self.offset.tolist(), self.scale.tolist(), strict=True)
+        shown = [(name, f"{offset:+.3f} + {scale:.3f} a") for name, offset, scale in rows]
+        return table(f"actions [{self.action_dim}]", shown)
 
 
 def _offsets(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from unilab.checks import check_fields
 from unilab.envs.managers.countdown import Countdown, check_waiting
-from unilab.envs.managers.term import COLUMNS, SCALAR, check_output, dry_run_reset, naming
+from unilab.envs.managers.term import COLUMNS, SCALAR, check_output, dry_run_reset, naming, table
 from unilab.envs.nonfinite import require_finite
 from unilab.errors import ConfigError, did_you_mean
 
@@ -134,10 +134,10 @@ class CommandManager:
             term.reset(rows)
 
     def __str__(self) -> str:
-        lines = ["commands"]
+        rows = []
         for name, term in self.terms.items():
             tags = (metric.partition("/") for metric in self.metric_names)
             own = ", ".join(metric for command, _, metric in tags if command == name)
             measured = f", measures {own}" if own else ""
-            lines.append(f"  {name:<28} {tuple(term.command.shape[1:])}{measured}")
-        return "\n".join(lines)
+            rows.append((name, f"{tuple(term.command.shape[1:])}{measured}"))
+        return table("commands", rows)

@@ -38,7 +38,7 @@ class Countdown:
         self._earliest = math.inf
 
     def restart(self, rows: Tensor) -> None:
-        """Draw new waiting times for some environments."""
+        """Draw new waiting times."""
         left = torch.empty(rows.shape[0], device=self._due.device)
         left.uniform_(*self._span, generator=self._env.generator)
         due = left.div_(self._env.step_dt).sub_(_SLACK).ceil_().double().add_(self._now)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from unilab.envs.managers.term import Term, bind_term
+from unilab.envs.managers.term import Term, bind_term, table
 from unilab.errors import ConfigError, NonFiniteError
 
 if TYPE_CHECKING:
@@ -74,8 +74,8 @@ class CurriculumManager:
         return {f"Curriculum/{tag}": value for tag, value in self._state.items()}
 
     def __str__(self) -> str:
-        lines = ["curriculum"]
+        rows = []
         for term in self._terms:
-            state = {t: v for t, v in self._state.items() if t.split("/")[0] == term.name}
-            lines.append(f"  {term.name:<28} {', '.join(f'{v:g}' for v in state.values())}")
-        return "\n".join(lines)
+            state = (f"{v:g}" for t, v in self._state.items() if t.split("/")[0] == term.name)
+            rows.append((term.name, ", ".join(state)))
+        return table("curriculum", rows)

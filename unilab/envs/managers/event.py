@@ -12,7 +12,7 @@ from torch import Tensor
 
 from unilab.checks import check_fields
 from unilab.envs.managers.countdown import Countdown, check_waiting
-from unilab.envs.managers.term import Term, bind_term
+from unilab.envs.managers.term import Term, bind_term, table
 from unilab.errors import ConfigError, NonFiniteError
 
 if TYPE_CHECKING:
@@ -88,9 +88,7 @@ class EventManager:
     def stage_reset(self, rows: Tensor, check_each: bool = False) -> None:
         """Run the reset events on the rows of the open transaction, and check what they staged.
 
-        Args:
-            rows: ``[n]`` int64.
-            check_each: check after each event, which is slower, so that an error names the event.
+        ``check_each`` checks after each event, which is slower, so that an error names the event.
         """
         with torch.inference_mode():
             for term in self._terms["reset"]:
@@ -147,7 +145,7 @@ class EventManager:
             scene.discard_staged()
 
     def __str__(self) -> str:
-        lines = ["events"]
+        rows = []
         derived = self._env.backend.get_tensor_capabilities().derived_from
         for mode, terms in self._terms.items():
             for term in terms:
@@ -155,5 +153,5 @@ class EventManager:
                 shown = mode + (f", writes {', '.join(written)}" if written else "")
                 if derived.intersection(written):
                     shown += " and what follows from it"
-                lines.append(f"  {term.name:<28} {shown}")
-        return "\n".join(lines)
+                rows.append((term.name, shown))
+        return table("events", rows)

@@ -165,8 +165,7 @@ class ObservationManager:
     def compute(self, rows: Tensor | None = None) -> dict[str, Tensor]:
         """New tensors ``[n, width]`` by group.
 
-        Args:
-            rows: ``[n]`` int64, environments that begin an episode; None: all took a step.
+        ``rows`` are environments that begin an episode; None: all took a step.
         """
         if rows is None:
             gathered = torch.cat(evaluate(self._terms, self._env), dim=1)

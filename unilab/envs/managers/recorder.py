@@ -11,7 +11,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from unilab.checks import Count, check_fields
-from unilab.envs.managers.term import ANY_ROWS, Term, bind_term, evaluate
+from unilab.envs.managers.term import ANY_ROWS, Term, bind_term, evaluate, table
 
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
@@ -58,18 +58,10 @@ class RecorderManager:
     ``start`` (post_reset) and ``end`` (pre_reset), and ``env_id``, ``terminated``, ``truncated``
     and ``complete``: whether ``steps`` holds all of its steps. An episode that a reset interrupts
     is neither terminated nor truncated; one that runs when the environment is closed is lost.
-
-    Args:
-        cfg: the terms.
-        recording: the limits.
-        env: the environment.
     """
 
     def __init__(
-        self,
-        cfg: Mapping[str, RecorderTermCfg],
-        recording: RecordingCfg,
-        env: ManagerBasedRlEnv,
+        self, cfg: Mapping[str, RecorderTermCfg], recording: RecordingCfg, env: ManagerBasedRlEnv
     ) -> None:
         self._env = env
         self._terms: dict[str, list[Term]] = {mode: [] for mode in _MODES}
@@ -88,30 +80,27 @@ class RecorderManager:
         for mode, terms in self._terms.items():
             for bound in terms:
                 with torch.inference_mode():
-                    shape, dtype = (value := bound.dry_run(env)).shape[1:], value.dtype
-                if mode.endswith("step"):
-                    # The last place takes the steps beyond the limit.
-                    shape = (self._max_steps + 1, *shape)
-                kept = torch.zeros(self._rows, *shape, dtype=dtype, device=env.device)
-                (self._steps if mode.endswith("step") else self._once)[bound.name] = kept
+                    value = bound.dry_run(env)
+                # The last place takes the steps beyond the limit.
+                steps = (self._max_steps + 1,) if mode.endswith("step") else ()
+                kept = torch.zeros(self._rows, *steps, *value.shape[1:]).to(value)
+                (self._steps if steps else self._once)[bound.name] = kept
 
-    def record_pre_step(self) -> None:
-        """Record the pre-step terms."""
+    def pre_step(self) -> None:
         self._record_step("pre_step")
 
-    def record_post_step(self) -> None:
-        """Record the post-step terms."""
+    def post_step(self) -> None:
         self._record_step("post_step")
         self._length += 1
 
-    def record_post_reset(self, env_ids: Tensor) -> None:
-        """Record the beginning of episodes of rows ``[n]``."""
+    def post_reset(self, env_ids: Tensor) -> None:
+        """Record the beginning of episodes."""
         rows = env_ids[env_ids < self._rows]
         self._length.index_fill_(0, rows, 0)
         self._record_once("post_reset", rows)
 
-    def record_pre_reset(self, env_ids: Tensor) -> None:
-        """Record the end of episodes of rows ``[n]`` and store them."""
+    def pre_reset(self, env_ids: Tensor) -> None:
+        """Record the end of episodes and store them."""
         rows = env_ids[env_ids < self._rows]
         rows = rows[self._length[rows] > 0]
         if not rows.shape[0]:
@@ -161,6 +150,5 @@ class RecorderManager:
 
     def __str__(self) -> str:
         limits = f" ({self._rows} environments, {self._max_episodes} episodes)"
-        lines = ["recorders" + (limits if self.active else "")]
-        lines += [f"  {t.name:<28} {mode}" for mode, ts in self._terms.items() for t in ts]
-        return "\n".join(lines)
+        rows = [(term.name, mode) for mode, terms in self._terms.items() for term in terms]
+        return table("recorders" + (limits if self.active else ""), rows)

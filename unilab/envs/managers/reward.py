@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from unilab.checks import check_fits
-from unilab.envs.managers.term import SCALAR, bind_term, evaluate
+from unilab.envs.managers.term import SCALAR, bind_term, evaluate, table
 from unilab.envs.nonfinite import is_finite, non_finite
 from unilab.errors import ConfigError, did_you_mean
 
@@ -90,6 +90,5 @@ class RewardManager:
 
     def __str__(self) -> str:
         weights = (self._weights.flatten() / self._env.step_dt).tolist()
-        lines = ["rewards (weight per second)"]
-        lines += [f"  {n:<28} {w:+g}" for n, w in zip(self.term_names, weights, strict=True)]
-        return "\n".join(lines)
+        rows = zip(self.term_names, (f"{weight:+g}" for weight in weights), strict=True)
+        return table("rewards (weight per second)", rows)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -69,11 +69,8 @@ class ManagerTermBase(ABC):
 
     Make its tensors in ``__init__``, on ``env.device``. The state of an observation term must be
     ``[env.num_envs, ...]``, in a list, a dict or a TensorDict if need be: the term is also called
-    when only some environments are reset, and the rows of the others are then restored.
-
-    Args:
-        cfg: the term's configuration, with entities resolved and defaults filled in.
-        env: the environment.
+    when only some environments are reset, and the rows of the others are then restored. Entities
+    in ``cfg.params`` are resolved and defaults filled in.
     """
 
     def __init__(self, cfg: Any, env: ManagerBasedRlEnv) -> None:
@@ -155,12 +152,9 @@ def bind_term(
 ) -> Term:
     """Check a term's parameters, resolve the entities in them, and make the object of a class.
 
+    ``env`` keeps the term among ``env.terms``.
+
     Args:
-        env: the environment; it keeps the term among ``env.terms``.
-        kind: ``"reward"``, ``"event"``, ..., for messages.
-        name: the term's name in its table.
-        cfg: its configuration, with the fields ``func`` and ``params``.
-        output: what the term must return.
         leading: positional arguments of its calls: 1 for ``env``, 2 for ``env, env_ids``.
         idle: only check the term, because its manager will not call it.
     """
@@ -265,6 +259,11 @@ def evaluate(terms: Sequence[Term], env: ManagerBasedRlEnv) -> list[Any]:
     """Every term's value, without autograd: inference mode saves its bookkeeping."""
     with torch.inference_mode():
         return [term(env) for term in terms]
+
+
+def table(title: str, rows: Iterable[tuple[str, object]]) -> str:
+    """A manager's terms as text, one a line."""
+    return "\n".join([title, *(f"  {name:<28} {shown}" for name, shown in rows)])
 
 
 def dry_run_reset(env: ManagerBasedRlEnv, reset: Callable[[Tensor], None]) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from unilab.envs.managers.term import FLAG, bind_term, evaluate
+from unilab.envs.managers.term import FLAG, bind_term, evaluate, table
 
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
@@ -77,7 +77,5 @@ class TerminationManager:
         return reduce(torch.logical_or, others, first)
 
     def __str__(self) -> str:
-        lines = ["terminations"]
-        for name, time_out in zip(self.term_names, self._time_out, strict=True):
-            lines.append(f"  {name:<28} {'truncates' if time_out else 'terminates'}")
-        return "\n".join(lines)
+        ends = ("truncates" if time_out else "terminates" for time_out in self._time_out)
+        return table("terminations", zip(self.term_names, ends, strict=True))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from reference.runs import NETWORKS, TINY
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torchrl.modules import MLP, AdditiveGaussianModule, ValueOperator
@@ -22,24 +23,8 @@ from unilab.errors import ConfigError
 from unilab.settings import OffPolicyCfg, TrainingCfg
 from unilab.trainers import Evaluator, OffPolicyRunner, Run, run_identity
 
-TINY = [
-    "task=pendulum_swingup",
-    "algo.num_envs=4",
-    "algo.batch_size=16",
-    "algo.learning_starts=32",
-    "algo.n_step=1",
-    "algo.total_frames=160",
-    "algo.replay_capacity=1000",
-    "training.num_threads=1",
-    "training.device=cpu",
-    "training.eval_num_envs=2",
-    "env.episode_length_s=0.4",
-]
-SMALL_NETWORKS = [
-    "algo.algo_params.compile=false",
-    "algo.algo_params.actor_hidden_dim=8",
-    "algo.algo_params.critic_hidden_dim=8",
-]
+PENDULUM = ["task=pendulum_swingup", *TINY]
+EAGER = [*NETWORKS, "algo.algo_params.compile=false"]
 PLAIN = ["algo.algo_params.actor_config.builder=reference.actors:PlainActor"]
 
 
@@ -144,7 +129,7 @@ def test_c28_registered_algorithm_trains_evaluates_and_resumes_with_the_same_run
     registered, tmp_path
 ):
     run = tmp_path / "run"
-    train(*TINY, "algo.name=ddpg", f"training.run_dir={run}")
+    train(*PENDULUM, "algo.name=ddpg", f"training.run_dir={run}")
     train(f"training.resume={run}", "algo.total_frames=240")
     header, *rows = (run / "progress.csv").read_text().splitlines()
     assert {"Eval/return", "Loss/actor", "Loss/qvalue"} <= set(header.split(","))
@@ -156,17 +141,19 @@ def test_c28_registered_algorithm_trains_evaluates_and_resumes_with_the_same_run
 def test_c28_neither_route_disturbs_the_other(registered, tmp_path):
     builders = []
     for name, overrides in (
-        ("built-in", SMALL_NETWORKS),
-        ("custom", [*SMALL_NETWORKS, *PLAIN]),
+        ("built-in", EAGER),
+        ("custom", [*EAGER, *PLAIN]),
         ("ddpg", ["algo.name=ddpg"]),
     ):
         run = tmp_path / name
-        train(*TINY, *overrides, f"training.run_dir={run}")
+        train(*PENDULUM, *overrides, f"training.run_dir={run}")
         builders.append(run_config(run)["actor_semantics"]["builder"])
     assert builders == ["unilab.modules:FlashSACActor", "reference.actors:PlainActor", None]
 
 
+@pytest.mark.filterwarnings("error")  # Hydra would check FlashSAC's files against DDPG's tasks
 def test_settings_of_an_algorithm_are_its_own(registered):
-    assert compose([*TINY, "algo.name=ddpg"]).algo.algo_params == DDPGParamsCfg()
+    assert compose([*PENDULUM, "algo.name=ddpg"]).algo.algo_params == DDPGParamsCfg()
     with pytest.raises(ConfigError, match=r"algo\.algo_params\.tau"):
-        compose([*TINY, "algo.name=ddpg", "algo.algo_params.tau=0.1"])
+        compose([*PENDULUM, "algo.name=ddpg", "algo.algo_params.tau=0.1"])
+    assert compose(PENDULUM).algo.name == "flashsac"

@@ -108,21 +108,3 @@ def test_environment_runs_with_an_override(path, value):
     env = unilab.make("go2_velocity_flat", overrides={path: value, **ONE_THREAD})
     env.rollout(2)
     env.close()
-
-
-@pytest.mark.parametrize(
-    ("overrides", "name"),
-    [
-        ({"episode_length": 3.0}, "episode_length_s"),
-        ({"commands.base_velocity.ranges.lin_vel_x": [1, 0]}, "base_velocity.*lin_vel_x"),
-    ],
-)
-def test_override_that_does_not_fit_fails_before_anything_is_built(overrides, name):
-    with pytest.raises(ConfigError, match=name):
-        registry.factory("go2_velocity_flat", num_envs=1, overrides=overrides)
-
-
-@pytest.mark.parametrize("argument", [{"num_envs": 0}, {"seed": -1}, {"device": "gpu"}])
-def test_argument_that_does_not_fit_is_refused(argument):
-    with pytest.raises(ConfigError, match=next(iter(argument))):
-        registry.factory("pendulum_swingup", **{"num_envs": 1, **argument})

@@ -49,10 +49,3 @@ def test_checkpoint_is_exported_beside_its_run_with_the_runs_overrides(pendulum,
     read = metadata(run / "policy.onnx")
     assert read["run"] == "run"
     assert read["control_period"] == pytest.approx(0.05)
-
-
-def test_folder_is_not_a_file_to_write(pendulum, tmp_path, capsys):
-    assert cli.main(["export", str(pendulum), "--out", str(tmp_path)]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: ")
-    assert str(tmp_path) in line

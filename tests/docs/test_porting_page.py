@@ -17,15 +17,7 @@ from torchrl.envs import check_env_specs
 
 import unilab
 from unilab import registry
-from unilab.envs import (
-    EventTermCfg,
-    ManagerBasedRlEnv,
-    ManagerBasedRlEnvCfg,
-    ObservationGroupCfg,
-    ObservationTermCfg,
-    SceneEntityCfg,
-    mdp,
-)
+from unilab.envs import ManagerBasedRlEnv, mdp
 
 pytestmark = pytest.mark.docs
 
@@ -145,22 +137,3 @@ def test_names_that_the_page_offers_exist_and_missing_ones_do_not() -> None:
     first = [line.split("|")[1] for line in section.splitlines() if "|" in line]
     missing = [n for cell in first for n in re.findall(r"mdp\.(\w+)", cell)]
     assert [n for n in missing if hasattr(mdp, n)] == []
-
-
-OWNERS = {
-    "`SceneEntityCfg`": (SceneEntityCfg,),
-    "observation groups and terms": (ObservationGroupCfg, ObservationTermCfg),
-    "observation terms": (ObservationTermCfg,),
-    "actions": (mdp.JointPositionActionCfg, mdp.JointEffortActionCfg),
-    "events": (EventTermCfg,),
-    "task": (ManagerBasedRlEnvCfg,),
-}
-
-
-def test_fields_that_the_page_calls_missing_are_missing() -> None:
-    section = TEXT.split("### Fields")[1].split("###")[0]
-    for line in section.splitlines():
-        if line.startswith("| `"):
-            names, owner, _ = line.split(" | ")
-            fields = {f.name for kind in OWNERS[owner] for f in dataclasses.fields(kind)}
-            assert fields.isdisjoint(re.findall(r"\w+", names)), line

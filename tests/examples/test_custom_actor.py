@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from reference.runs import TINY
 from tensordict import TensorDict
 
 from unilab.export import OnnxPolicy
@@ -15,19 +16,7 @@ from unilab.modules import assert_log_prob_consistent
 from unilab.trainers import load_play_actor
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-TINY = [
-    "algo.num_envs=4",
-    "algo.batch_size=16",
-    "algo.learning_starts=32",
-    "algo.replay_capacity=1000",
-    "algo.total_frames=160",
-    "algo.algo_params.critic_hidden_dim=8",
-    "algo.algo_params.compile=false",
-    "training.num_threads=1",
-    "training.device=cpu",
-    "training.eval_num_envs=2",
-    "env.episode_length_s=0.4",
-]
+SMALL = [*TINY, "algo.algo_params.critic_hidden_dim=8", "algo.algo_params.compile=false"]
 
 
 @pytest.mark.slow
@@ -36,7 +25,7 @@ def test_it_trains_saves_resumes_exports_and_plays(monkeypatch, tmp_path):
     import custom_actor
 
     run = tmp_path / "run"
-    metrics = custom_actor.main([*TINY, f"training.run_dir={run}"])
+    metrics = custom_actor.main([*SMALL, f"training.run_dir={run}"])
     assert metrics["Eval/episode_length"] == 20
     with (run / "progress.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))

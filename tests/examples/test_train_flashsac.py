@@ -15,25 +15,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from reference.runs import NETWORKS, TINY
 
 from unilab.conf import compose
 from unilab.errors import CheckpointError, ConfigError
 from unilab.examples.train_flashsac import train
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "train_flashsac.py"
-NETWORKS = [
-    "algo.num_envs=4",
-    "algo.batch_size=16",
-    "algo.learning_starts=32",
-    "algo.n_step=1",
-    "algo.replay_capacity=1000",
-    "algo.algo_params.actor_hidden_dim=8",
-    "algo.algo_params.critic_hidden_dim=8",
-    "training.num_threads=1",
-    "training.device=cpu",
-    "training.eval_num_envs=2",
-]
-TINY = ["task=pendulum_swingup", *NETWORKS, "algo.total_frames=160", "env.episode_length_s=0.4"]
+SMALL = [*TINY, *NETWORKS]
+PENDULUM = ["task=pendulum_swingup", *SMALL]
 PIPELINED = "training.collector=pipelined"
 ENDLESS = ["algo.total_frames=1_000_000_000", "training.log_interval_s=0.01"]
 
@@ -52,7 +42,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
     def start(*arguments: str, command: tuple[str, ...] = ()) -> subprocess.Popen:
         process = subprocess.Popen(
-            [*command, sys.executable, str(SCRIPT), *TINY, PIPELINED, *arguments],
+            [*command, sys.executable, str(SCRIPT), *PENDULUM, PIPELINED, *arguments],
             cwd=tmp_path,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
@@ -71,7 +61,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 @pytest.mark.parametrize("collector", ["sync", pytest.param("pipelined", marks=pytest.mark.slow)])
 def test_run_ends_with_results_checkpoint_and_the_next_command(tmp_path, capsys, collector):
     run = tmp_path / "run"
-    cfg = compose([*TINY, f"training.run_dir={run}", f"training.collector={collector}"])
+    cfg = compose([*PENDULUM, f"training.run_dir={run}", f"training.collector={collector}"])
     assert train(cfg) == 0
     out = capsys.readouterr().out
     assert "Finished: 160 steps" in out
@@ -97,7 +87,7 @@ def test_critic_reads_its_own_group_if_the_task_has_one(tmp_path):
     run = tmp_path / "run"
     options = ["algo.algo_params.compile=false", "algo.total_frames=48"]
     options += [f"training.run_dir={run}", "training.eval_interval=null"]
-    assert train(compose(["task=go2_velocity_flat", *NETWORKS, *options])) == 0
+    assert train(compose(["task=go2_velocity_flat", *SMALL, *options])) == 0
     content = json.loads((run / "run_config.json").read_text())
     assert content["critic_obs"] == "critic"
     assert content["obs_groups"]["critic"] > content["obs_groups"]["obs"]
@@ -105,7 +95,7 @@ def test_critic_reads_its_own_group_if_the_task_has_one(tmp_path):
 
 def test_finished_run_continues_with_more_steps_and_is_unchanged_if_it_cannot(tmp_path):
     run = tmp_path / "run"
-    train(compose([*TINY, f"training.run_dir={run}", "training.save_replay=true"]))
+    train(compose([*PENDULUM, f"training.run_dir={run}", "training.save_replay=true"]))
     before = rows(run)
     files = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
     resume, longer = f"training.resume={run}", "algo.total_frames=240"
@@ -142,7 +132,7 @@ def test_setting_that_cannot_train_is_refused_before_the_run_has_a_folder(
 ):
     run = tmp_path / "run"
     with pytest.raises(ConfigError, match=name):
-        train(compose([*TINY, *overrides, f"training.run_dir={run}"]))
+        train(compose([*PENDULUM, *overrides, f"training.run_dir={run}"]))
     assert not run.exists()
 
 

@@ -108,13 +108,6 @@ def test_noise_is_redrawn_for_the_environments_that_were_reset():
     assert torch.equal(same, ~dones.squeeze(-1))
 
 
-def test_exploration_moves_no_running_statistics():
-    actor = tiny_actor()
-    before = {k: v.clone() for k, v in actor.state_dict().items()}
-    actor.explore(torch.randn(8, OBS))
-    assert all(torch.equal(v, before[k]) for k, v in actor.state_dict().items())
-
-
 def test_a_collector_does_not_copy_the_exploration_state():
     learner, worker = tiny_actor(), tiny_actor()
     worker.explore(torch.zeros(16, OBS))

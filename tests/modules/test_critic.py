@@ -44,12 +44,6 @@ def test_rows_selects_after_the_batch_statistics(rows):
         torch.testing.assert_close(other.state_dict()[name], value)
 
 
-def test_support_is_evenly_spaced_from_minus_five_to_five_by_default():
-    critic = FlashSACCritic(2, 1, hidden_dim=4)
-    torch.testing.assert_close(critic.support, torch.linspace(-5, 5, 101))
-    assert critic(torch.zeros(3, 2), torch.zeros(3, 1), training=False).shape == (2, 3, 101)
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [

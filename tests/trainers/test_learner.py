@@ -50,13 +50,6 @@ def test_updates_are_timed_by_torchrl():
     assert timeit.todict()["update"] > 0.0
 
 
-def test_updates_are_the_same_bit_for_bit_for_the_same_seed():
-    learners = [FlashSACLearner(tiny_loss()) for _ in range(2)]
-    metrics = [run(learner, range(4)) for learner in learners]
-    assert same(*metrics)
-    assert same(*(learner.state_dict() for learner in learners))
-
-
 @pytest.mark.parametrize("stop", [1, 2, 3])
 def test_state_round_trip_continues_bit_for_bit(tmp_path, stop):
     learner = FlashSACLearner(tiny_loss(), warmup_steps=2, decay_steps=3)

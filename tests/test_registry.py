@@ -49,9 +49,9 @@ def test_packaged_tasks_are_listed_and_described():
         assert registry.describe(name).endswith(")."), name
 
 
-def test_c7_unknown_task_names_the_nearest_and_all():
+def test_c7_unknown_task_names_the_nearest():
     for call in (registry.make, registry.dims, registry.describe):
-        with pytest.raises(ConfigError, match=r"did you mean 'go2_velocity_flat'.*cartpole_swing"):
+        with pytest.raises(ConfigError, match="did you mean 'go2_velocity_flat'"):
             call("go2_velocity_flt")
 
 

@@ -189,8 +189,8 @@ def _find(name: str) -> str | CfgFactory:
         import_entry_points("unilab.tasks")
     if name not in _registered:
         raise ConfigError(
-            f"no task named {name!r}{did_you_mean(name, _registered)}; "
-            f"`unilab list` shows them: {', '.join(names())}"
+            f"no task named {name!r}{did_you_mean(name, _registered)}: `unilab list` shows the "
+            "tasks; only the program that registers others knows them"
         )
     return _registered[name]
 

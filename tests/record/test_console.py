@@ -69,9 +69,11 @@ def test_on_a_terminal_a_bar_shows_the_return():
     assert "return=3.142" in stream.getvalue()
 
 
-def summary(folder: Path, *, frames=500, builder="my.module:Actor", metrics=None) -> list[str]:
+def summary(
+    folder: Path, *, frames=500, builder="my.module:Actor", metrics=None, config=None
+) -> list[str]:
     run = RunFolder.create("t", 0, path=folder)
-    run.write_config({}, actor_semantics={"builder": builder})
+    run.write_config(config or {}, actor_semantics={"builder": builder})
     metrics = {"Eval/return": 12.5, "Eval/Episode_Reward/x": 1.0} if metrics is None else metrics
     return closing_summary(
         run, frames=frames, total_frames=1000, minutes=2.0, metrics=metrics
@@ -99,6 +101,28 @@ def test_the_summary_of_a_finished_run_offers_more_steps(tmp_path):
     lines = summary(tmp_path / "run", frames=1000)
     assert lines[0].startswith("Finished: 1,000 steps")
     assert lines[-1].endswith(f"training.resume={tmp_path}/run algo.total_frames=2000")
+
+
+def test_a_run_that_its_time_limit_stopped_is_continued_without_the_limit(tmp_path):
+    lines = summary(tmp_path / "run", config={"training": {"max_minutes": 1.0}})
+    assert lines[-1].endswith(f"training.resume={tmp_path}/run training.max_minutes=null")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "play", "train"),
+    [(["train"], "python {}", "python {} train"), ([], "unilab", "python {}")],
+)
+def test_a_program_of_the_user_is_named_in_the_next_commands(
+    tmp_path, monkeypatch, arguments, play, train
+):
+    """One that registers tasks and calls the command line, or a training script."""
+    script = tmp_path / "arm.py"
+    script.touch()
+    monkeypatch.setattr("sys.argv", [str(script)])
+    monkeypatch.setattr("sys.orig_argv", ["python", str(script), *arguments])
+    lines = summary(tmp_path / "run")
+    assert lines[-2].startswith(f"Play         {play.format(script)} play")
+    assert lines[-1].startswith(f"Continue     {train.format(script)} training.resume=")
 
 
 def test_without_an_evaluation_the_training_return_is_shown(tmp_path):

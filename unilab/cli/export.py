@@ -8,6 +8,7 @@ from pathlib import Path
 from unilab.cli.runs import TrainedTask, check_widths
 from unilab.export import export_onnx
 from unilab.modules import actor_semantics
+from unilab.record.console import program
 from unilab.trainers import load_play_actor
 
 
@@ -35,6 +36,6 @@ def export_run(run: str | Path, out: str | Path | None = None) -> Path:
         f"{written.path}: obs [batch, {written.obs_dim}] -> action [batch, {written.action_dim}], "
         f"opset {written.opset}\n"
         f"Largest difference between onnxruntime and the checkpoint: {written.max_abs_diff:.2e}\n"
-        f"Try it       unilab play {shlex.quote(str(run))} --policy {shlex.quote(str(path))}"
+        f"Try it       {program()} play {shlex.quote(str(run))} --policy {shlex.quote(str(path))}"
     )
     return written.path

@@ -48,15 +48,7 @@ class TrainedTask:
         """The task's environment as the run had it, with further overrides on top."""
         # Episodes that start at random times are for training only.
         merged = {**self.overrides, "init_at_random_ep_len": False, **(overrides or {})}
-        try:
-            env = registry.make(self.name, num_envs=num_envs, seed=seed, overrides=merged)
-        except ConfigError as error:
-            if self.name in registry.names():
-                raise
-            raise ConfigError(
-                f"{self.path} is a run of a task that another program registers: run that program "
-                f"instead of `unilab` (python FILE.py ...); {error}"
-            ) from None
+        env = registry.make(self.name, num_envs=num_envs, seed=seed, overrides=merged)
         if not isinstance(env, RobotEnv):
             raise CapabilityError(
                 f"{self.name} must be a ManagerBasedRlEnv to be played or exported, got "

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TextIO
 
 from tqdm import tqdm
@@ -111,18 +112,31 @@ def closing_summary(
     tags = [tag for tag in metrics if tag.startswith("Eval/") and tag.count("/") == 1]
     tags = tags or [tag for tag in ("Train/return", "Train/episode_length") if tag in metrics]
     path = shlex.quote(str(run.path))
+    command = program()
+    is_command_line = command == "unilab" or "train" in sys.orig_argv  # not a training script
     lines = [f"{end}: {frames:,} steps in {minutes:.1f} min."]
     if tags:
         lines.append("Results      " + ", ".join(f"{tag} {metrics[tag]:.4g}" for tag in tags))
     lines.append(f"Run folder   {run.path}")
     lines.append(f"TensorBoard  tensorboard --logdir {path}")
     lines.append(f"Picture      unilab plot {path}")
-    if (run.read_config().get("actor_semantics") or {}).get("builder") is not None:
-        lines.append(f"Play         unilab play {path}")
-    lines.append(f"Continue     unilab train {_override('training.resume', str(run.path))}")
+    content = run.read_config()
+    if (content.get("actor_semantics") or {}).get("builder") is not None:
+        lines.append(f"Play         {command if is_command_line else 'unilab'} play {path}")
+    train = f"{command} train" if is_command_line else command
+    lines.append(f"Continue     {train} {_override('training.resume', str(run.path))}")
     if done:
         lines[-1] += f" algo.total_frames={2 * total_frames}"
+    elif content["config"].get("training", {}).get("max_minutes") is not None:
+        lines[-1] += " training.max_minutes=null"
     return "\n".join(lines)
+
+
+def program() -> str:
+    """The command that started this process: ``unilab``, or a program with tasks of its own."""
+    script = Path(sys.argv[0])
+    is_ours = script.name in ("unilab", "__main__.py") or not script.is_file()
+    return "unilab" if is_ours else shlex.join(["python", str(script)])
 
 
 def _override(key: str, value: str) -> str:

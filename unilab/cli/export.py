@@ -13,12 +13,7 @@ from unilab.trainers import load_play_actor
 
 
 def export_run(run: str | Path, out: str | Path | None = None) -> Path:
-    """Write a run's policy as ONNX, with what a robot needs to know in the file's metadata.
-
-    Args:
-        run: the run's folder, or one of its checkpoints.
-        out: the file; ``policy.onnx`` in the run's folder by default.
-    """
+    """Write a run's policy as ONNX, with what a robot needs to know in the file's metadata."""
     task = TrainedTask.of(run)
     actor = load_play_actor(task.path)
     semantics = actor_semantics(actor)

@@ -99,14 +99,12 @@ def play_episodes(
 ) -> list[Episode]:
     """Play until every robot has finished its first episode, or for one episode's length.
 
+    A robot that ends early restarts.
+
     Args:
-        env: a robot that ends early restarts.
         policy: follows TorchRL's exploration type.
         on_step: called after every control step, before resets; False stops the rollout.
         endless: play until ``on_step`` says to stop.
-
-    Returns:
-        Each robot's first episode, complete or not.
     """
     finished: dict[int, Episode] = {}
     with torch.no_grad(), set_exploration_type(ExplorationType.DETERMINISTIC):

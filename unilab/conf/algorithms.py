@@ -43,12 +43,7 @@ def register_algorithm(name: str, cfg: type | str, train: Callable[[Any], int] |
 
     The command line finds the algorithms of a package if the module that registers them is an
     entry point of the group ``unilab.algorithms``. To replace only the actor of FlashSAC, use
-    ``algo.algo_params.actor_config``.
-
-    Args:
-        name: the value of ``algo.name``.
-        cfg: dataclass of its settings; see :class:`Algorithm`.
-        train: training function.
+    ``algo.algo_params.actor_config``. For ``cfg`` and ``train`` see :class:`Algorithm`.
     """
     if name in _registered:
         raise ConfigError(f"an algorithm named {name!r} exists already: choose another name")

@@ -28,9 +28,6 @@ def hydra_main(train: Callable[[Any], int], cfg: type) -> Callable[[], None]:
     Args:
         train: gets the settings, once for each job of a ``--multirun``; returns the exit code.
         cfg: dataclass of the settings.
-
-    Returns:
-        The command; it reads ``sys.argv``.
     """
 
     def job(config: DictConfig) -> None:

@@ -10,11 +10,7 @@ from unilab.envs import TorchEnv
 
 
 def make_training_env(cfg: Any) -> TorchEnv | EnvProcess:
-    """Environments to train in; in a second process if the run is pipelined.
-
-    Args:
-        cfg: settings with ``task``, ``algo.num_envs``, ``training`` and ``env``.
-    """
+    """Environments to train in; in a second process if the run is pipelined."""
     training = cfg.training
     device = training.resolve_device()
     make_env = registry.factory(

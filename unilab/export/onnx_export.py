@@ -62,9 +62,6 @@ def export_onnx(
         obs_dim: observation width; the actor's own by default.
         metadata: JSON values for the file's ``metadata_props``, e.g. an environment's
             ``deployment_metadata()``. ``action_transform`` and ``versions`` are added.
-
-    Raises:
-        ActorContractError: the actor cannot be exported, or the file does not act as it does.
     """
     onnx, runtime = require("onnx"), require("onnxruntime")
     require("onnxscript")

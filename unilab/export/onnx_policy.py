@@ -20,8 +20,6 @@ class OnnxPolicy(TensorDictModuleBase):
     Args:
         path: a file of :func:`~unilab.export.export_onnx`, or another with one input
             ``[batch, obs_dim]`` and one output ``[batch, action_dim]``, both float32.
-        obs_key: the entry to read.
-        action_key: the entry to write.
 
     Attributes:
         metadata: the file's ``metadata_props``, JSON values by key.

@@ -39,10 +39,6 @@ def build_actor(
     """Builds and validates the actor of a spec, built-in or custom.
 
     :func:`~unilab.modules.actor_semantics` of the actor has the spec.
-
-    Raises:
-        ActorContractError: the builder cannot be imported or raises, or its actor breaks the
-            contract.
     """
     kwargs = spec.to_dict()["kwargs"]  # a copy, which the builder may change
     try:

@@ -22,12 +22,7 @@ def squash_log_std(raw: Tensor) -> Tensor:
 
 
 def gaussian_log_prob(eps: Tensor, log_std: Tensor) -> Tensor:
-    """Log-density of ``u = mean + std * eps`` under ``Normal(mean, std)``, elementwise.
-
-    Args:
-        eps: ``[*]`` standardised sample ``(u - mean) / std``.
-        log_std: ``[*]``
-    """
+    """Log-density of ``u = mean + std * eps`` under ``Normal(mean, std)``, elementwise."""
     return -0.5 * eps.square() - log_std - 0.5 * math.log(2.0 * math.pi)
 
 
@@ -47,9 +42,7 @@ def squashed_log_prob(
     """Log-density of ``low + (high - low) (tanh(u) + 1) / 2`` with ``u = mean + std * eps``.
 
     Args:
-        eps: ``[*, A]`` standardised sample.
-        log_std: ``[*, A]``
-        u: ``[*, A]`` pre-transform sample.
+        eps, log_std, u: ``[*, A]``
         log_scale: log of the half width of the action range, a number or ``[A]``.
 
     Returns:
@@ -59,11 +52,7 @@ def squashed_log_prob(
 
 
 def zeta_pmf(max_steps: int = 16, exponent: float = 2.0) -> Tensor:
-    """Truncated zeta law of the noise repetition: ``p(n) ~ n^-exponent``, ``n = 1..max_steps``.
-
-    Returns:
-        ``[max_steps]`` float64 probabilities.
-    """
+    """Truncated zeta law of the noise repetition: ``p(n) ~ n^-exponent``, ``n = 1..max_steps``."""
     weight = torch.arange(1, max_steps + 1, dtype=torch.float64).pow(-exponent)
     return weight / weight.sum()
 

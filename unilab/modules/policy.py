@@ -17,11 +17,6 @@ class FlashSACPolicy(TensorDictModuleBase):
     held noise, any other type gives ``transform(mean)``. Noise is redrawn where ``is_init`` (from
     :class:`~torchrl.envs.InitTracker`) or, without it, ``done`` says that a row was just reset.
 
-    Args:
-        actor: an actor of the FlashSAC contract.
-        obs_key: the entry to read.
-        action_key: the entry to write.
-
     Examples:
         >>> import torch
         >>> from tensordict import TensorDict

@@ -19,9 +19,6 @@ def plot_learning_curve(run: str | Path, out: str | Path | None = None) -> Path:
     Args:
         run: the run's folder.
         out: image file to write; ``learning_curve.png`` in the run's folder by default.
-
-    Returns:
-        The path of the image.
     """
     try:
         from matplotlib.figure import Figure

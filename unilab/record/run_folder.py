@@ -57,9 +57,6 @@ class RunFolder:
         """Makes the folder of a new run.
 
         Args:
-            task: first level below ``log_root``.
-            seed: part of the folder's name.
-            log_root: parent of all runs.
             path: the folder itself, instead of ``<log_root>/<task>/<timestamp>_seed<seed>``.
         """
         stamp = time.strftime("%Y-%m-%d_%H-%M-%S")

@@ -19,7 +19,6 @@ class VideoWriter:
     Args:
         path: the ``.mp4`` file to write.
         width, height: pixels of a frame, even numbers.
-        fps: frames a second.
     """
 
     def __init__(self, path: str | Path, *, width: int, height: int, fps: float) -> None:

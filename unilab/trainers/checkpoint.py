@@ -117,14 +117,7 @@ class Checkpointer:
         return latest
 
     def load(self, path: str | Path | None = None) -> Counters:
-        """Restores every component from a checkpoint, or none.
-
-        Args:
-            path: a checkpoint; the newest one by default.
-
-        Returns:
-            How far the run was.
-        """
+        """Restores every component from a checkpoint, by default the newest one, or none."""
         path = Path(path) if path is not None else self.latest()
         states = self._read(path)
         self._compare(path, states)

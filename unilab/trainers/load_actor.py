@@ -28,11 +28,6 @@ def load_play_actor(run_or_checkpoint: str | Path) -> nn.Module:
 
     Returns:
         The actor on the CPU, in eval mode.
-
-    Raises:
-        CheckpointError: there is no checkpoint, it is damaged, or it does not fit its run or the
-            actor that its builder makes now. No weight was loaded.
-        ActorContractError: the builder cannot be called, or its actor breaks the contract.
     """
     return _read(Path(run_or_checkpoint), _actor)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from importlib import metadata
 
 import pytest
 
@@ -36,11 +35,6 @@ def test_wrong_command_shows_the_usage(argv, capsys):
         cli.main(argv)
     assert exit_.value.code == 2
     assert "usage: unilab" in capsys.readouterr().err
-
-
-def test_console_script_is_this_command():
-    (script,) = (e for e in metadata.entry_points(group="console_scripts") if e.name == "unilab")
-    assert script.load() is cli.main
 
 
 _ANSWER = """

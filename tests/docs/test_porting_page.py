@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import re
 import shutil
@@ -87,13 +86,6 @@ def test_derived_configuration_adds_replaces_and_removes_terms(load) -> None:
     assert env.reward_manager.term_names == [*before, "termination_penalty"]
     assert env.reward_manager.get_weight("dof_torques_l2") == pytest.approx(-1.0e-5)
     env.close()
-
-
-def test_term_is_replaced_as_the_page_says(load) -> None:
-    names: dict = {"dataclasses": dataclasses, "cfg": load("mjlab").velocity()}
-    (line,) = re.findall(r"`(cfg\.rewards.*)`", TEXT)
-    exec(line, names)
-    assert "upright" not in ManagerBasedRlEnv(names["cfg"], num_envs=2).reward_manager.term_names
 
 
 USED = {

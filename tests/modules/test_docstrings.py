@@ -21,7 +21,6 @@ import torch
         "unilab.modules.policy",
         "unilab.objectives.flashsac",
         "unilab.trainers.async_runner",
-        "unilab.trainers.learner",
     ],
 )
 def test_examples_run(module):

@@ -78,13 +78,6 @@ def test_the_newest_checkpoints_are_kept_and_the_newest_left_is_loaded(session, 
     assert run.checkpointer.load().frames == 20
 
 
-def test_saving_twice_at_one_step_replaces_the_checkpoint(session):
-    run = session()
-    run.checkpointer.save(Counters(frames=10, minutes=1.0))
-    run.checkpointer.save(Counters(frames=10, minutes=2.0))
-    assert run.checkpointer.load().minutes == 2.0
-
-
 def test_an_empty_folder_is_refused(refused):
     refused("no complete checkpoint")
 

@@ -79,8 +79,7 @@ def test_without_a_compiler_the_first_update_warns_once_and_all_are_eager(tmp_pa
                     learner.update(tiny_batch(seed=update))
         ours = [str(w.message) for w in caught if "updates run eagerly" in str(w.message)]
         assert len(ours) == 1, ours
-        assert "/nonexistent" in ours[0] or "compiler" in ours[0].lower(), ours
-        assert "pass compile=False" in ours[0]
+        assert "compile=False" in ours[0], ours
         for name, value in eager.loss.state_dict().items():
             assert torch.equal(compiled.loss.state_dict()[name], value), name
         print("eager it is")

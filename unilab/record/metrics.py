@@ -106,8 +106,12 @@ class ProgressCsv:
         self._columns: list[str] = ["frames", "minutes"]
         self._rows: list[dict[str, str]] = []
         if self.path.exists():
+            last = math.inf if until_frames is None else until_frames
             try:
-                self._read(math.inf if until_frames is None else until_frames)
+                with self.path.open(newline="") as file:
+                    reader = csv.DictReader(file)
+                    self._columns = list(reader.fieldnames or self._columns)
+                    self._rows = [row for row in reader if int(row["frames"]) <= last]
             except OSError as error:
                 raise unwritable(self.path, error) from error
             except (csv.Error, KeyError, TypeError, ValueError) as error:
@@ -116,12 +120,6 @@ class ProgressCsv:
                     "continue with a new one"
                 ) from error
         self._rewrite()
-
-    def _read(self, until_frames: float) -> None:
-        with self.path.open(newline="") as file:
-            reader = csv.DictReader(file)
-            self._columns = list(reader.fieldnames or self._columns)
-            self._rows = [row for row in reader if int(row["frames"]) <= until_frames]
 
     def write(self, frames: int, minutes: float, values: Mapping[str, float]) -> None:
         """Appends one row."""

@@ -42,25 +42,6 @@ class FlashSACLearner:
             average gradients over processes.
 
     All others are those of :class:`~unilab.conf.flashsac.FlashSACParamsCfg`.
-
-    Examples:
-        >>> import torch
-        >>> from tensordict import TensorDict
-        >>> from unilab.modules import FlashSACActor, FlashSACCritic
-        >>> from unilab.objectives import FlashSACLoss
-        >>> from unilab.trainers import FlashSACLearner
-        >>> loss = FlashSACLoss(FlashSACActor(3, 1), FlashSACCritic(3, 1), gamma=0.97)
-        >>> loss.set_keys(critic_obs="obs")
-        >>> learner = FlashSACLearner(loss)
-        >>> batch = TensorDict({
-        ...     "obs": torch.randn(8, 3),
-        ...     "action": torch.rand(8, 1),
-        ...     ("next", "obs"): torch.randn(8, 3),
-        ...     ("next", "reward"): torch.randn(8, 1),
-        ...     ("next", "terminated"): torch.zeros(8, 1, dtype=torch.bool),
-        ... }, [8])
-        >>> sorted(learner.update(batch).keys())
-        ['alpha', 'entropy', 'loss_actor', 'loss_alpha', 'loss_qvalue', 'q_mean']
     """
 
     def __init__(

@@ -72,19 +72,19 @@ class Evaluator:
         alive = torch.ones(self.env.batch_size[0], device=data.device, dtype=torch.bool)
         total = torch.zeros_like(alive, dtype=torch.float32)
         length = torch.zeros_like(total)
-        fell = torch.zeros_like(alive)
+        terminated = torch.zeros_like(alive)
         for _ in range(self.max_steps):
             step, data = self.env.step_and_maybe_reset(self.policy(data))
             after = step["next"]
             total += alive * after["reward"].reshape(-1)
             length += alive
             # An episode may end both ways in one step; terminated is what cuts the bootstrap.
-            fell |= alive & after["terminated"].reshape(-1)
+            terminated |= alive & after["terminated"].reshape(-1)
             alive &= ~after["done"].reshape(-1)
             if not alive.any():
                 break
         return {
             "Eval/return": total.mean().item(),
             "Eval/episode_length": length.mean().item(),
-            "Eval/terminated": fell.float().mean().item(),
+            "Eval/terminated": terminated.float().mean().item(),
         }

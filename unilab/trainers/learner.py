@@ -152,7 +152,7 @@ class FlashSACLearner:
         return {key: value.detach() for key, value in metrics.items()}
 
     def _check_aux(self, aux: dict[str, Tensor]) -> None:
-        """ADR-0017 C14 and C15, before any parameter moves.
+        """Auxiliary losses keep their names and are finite scalars; checked before any step.
 
         On an accelerator, where a look at the values would wait for the device, non-finite ones
         are left to the reader of the metrics.

@@ -85,7 +85,7 @@ class OffPolicyRunner(AsyncRunner):
         super().__enter__()
         self._started = time.perf_counter()
         self._minutes_before = self.run.counters.minutes
-        self._at_row = self._totals()
+        self._last_row = self._totals()
         self._profiler = None
         if self.training.trace and self.run.folder is not None:
             self._profiler = _start_profiler(self.run.folder.trace_file)
@@ -130,7 +130,7 @@ class OffPolicyRunner(AsyncRunner):
             self._profiler.step()
         evaluated = self._evaluate() if self._due(self.training.eval_interval, before) else {}
         save = self._due(self.training.checkpoint_interval, before)
-        row_age = time.perf_counter() - self._at_row["seconds"]
+        row_age = time.perf_counter() - self._last_row["seconds"]
         if evaluated or save or row_age >= self.training.log_interval_s:
             self._log(evaluated)
         if save:
@@ -142,7 +142,7 @@ class OffPolicyRunner(AsyncRunner):
     def _finish(self) -> None:
         frames = self.run.counters.frames
         evaluated = self._evaluate() if frames != self._evaluated_at else {}
-        if evaluated or frames != self._at_row["frames"]:
+        if evaluated or frames != self._last_row["frames"]:
             self._log(evaluated)
         if frames != self._saved_at:
             self._save()
@@ -172,7 +172,8 @@ class OffPolicyRunner(AsyncRunner):
         try:
             yield
         except Exception as error:
-            # NaN weights first surface as an error of the environment: name the metric instead.
+            # NaN weights surface first as an error of the environment. This raises an error that
+            # names the metric which became NaN, if there is one.
             self._mean_updates()
             if not any(isinstance(e, NonFiniteError) for e in (error, error.__cause__)):
                 self._save()
@@ -201,8 +202,8 @@ class OffPolicyRunner(AsyncRunner):
 
     def _timings(self) -> dict[str, float]:
         """Rates and times since the last row."""
-        last, self._at_row = self._at_row, self._totals()
-        passed = {name: total - last[name] for name, total in self._at_row.items()}
+        last, self._last_row = self._last_row, self._totals()
+        passed = {name: total - last[name] for name, total in self._last_row.items()}
         if not passed["ticks"]:
             return {}
         return {

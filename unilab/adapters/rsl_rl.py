@@ -60,7 +60,6 @@ class RslRlVecEnv(VecEnv):
 
     @property
     def episode_length_buf(self) -> Tensor:
-        """Control steps since each episode began."""
         return self.env.episode_length
 
     @episode_length_buf.setter
@@ -68,12 +67,10 @@ class RslRlVecEnv(VecEnv):
         self.env.episode_length.copy_(value)
 
     def get_observations(self) -> TensorDict:
-        """The current observations by RSL-RL's groups."""
         groups = {_GROUPS[name]: self._root[name] for name in self.env.obs_groups_spec}
         return TensorDict(groups, batch_size=[self.num_envs], device=self.device)
 
     def reset(self) -> tuple[TensorDict, dict[str, Any]]:
-        """Begin an episode in every environment."""
         self._root = self.env.reset()
         return self.get_observations(), {}
 
@@ -101,5 +98,4 @@ class RslRlVecEnv(VecEnv):
         return seed
 
     def close(self) -> None:
-        """End the environment; a second call does nothing."""
         self.env.close()

@@ -1,19 +1,8 @@
 """Physics: the tensor contract that environments use, and MuJoCo behind it."""
 
-from unilab.backends.base import (
-    HostBridgeTransferPlan,
-    SimBackend,
-    TensorCapabilities,
-    TensorExecution,
-)
-from unilab.backends.conformance import assert_backend_conforms
-from unilab.backends.mujoco import MujocoBackend
-
-__all__ = [
-    "HostBridgeTransferPlan",
-    "MujocoBackend",
-    "SimBackend",
-    "TensorCapabilities",
-    "TensorExecution",
-    "assert_backend_conforms",
-]
+from unilab.backends.base import HostBridgeTransferPlan as HostBridgeTransferPlan
+from unilab.backends.base import SimBackend as SimBackend
+from unilab.backends.base import TensorCapabilities as TensorCapabilities
+from unilab.backends.base import TensorExecution as TensorExecution
+from unilab.backends.conformance import assert_backend_conforms as assert_backend_conforms
+from unilab.backends.mujoco import MujocoBackend as MujocoBackend

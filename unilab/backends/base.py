@@ -254,16 +254,13 @@ class SimBackend(ABC):
     @staticmethod
     @abstractmethod
     def replay(model: bytes, state: Tensor, ctrl: Tensor, nstep: int) -> Tensor:
-        """Repeat one control step of one environment, bit for bit.
+        """Repeat one control step of one environment, bit for bit; return its state after it.
 
         Args:
             model: from :meth:`get_model_bytes`.
             state: a row of :meth:`get_replay_state` before the step.
             ctrl: ``[nu]``.
             nstep: physics substeps.
-
-        Returns:
-            That row after the step.
         """
 
     @abstractmethod

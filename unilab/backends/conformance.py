@@ -212,11 +212,8 @@ def bad_arguments_are_refused_and_change_nothing(make: _Maker) -> None:
     backend = make()
     _drive(backend)
     nu, pair, (qpos, qvel) = len(backend.actuators), torch.tensor([0, 1]), _poses(backend, 1)
-    step, write, read = (
-        backend.step_tensor,
-        backend.set_state_tensor,
-        backend.compile_host_bridge_io,
-    )
+    step, write, read = backend.step_tensor, backend.set_state_tensor, backend.get_sensor_view
+    compiled = backend.compile_host_bridge_io
     two = qpos[:2], qvel[:2]
     calls: list[tuple[Any, ...]] = [
         ("ctrl of another width", ConfigError, step, torch.zeros(N, nu + 1), 1),
@@ -227,9 +224,9 @@ def bad_arguments_are_refused_and_change_nothing(make: _Maker) -> None:
         ("a row that comes twice", ConfigError, write, torch.tensor([1, 1]), *two),
         ("a negative row", ConfigError, write, torch.tensor([-1, 2]), *two),
         ("a row too many", ConfigError, write, torch.tensor([0, N]), *two),
-        ("an unknown sensor", CapabilityError, backend.get_sensor_view, "no such"),
+        ("an unknown sensor", CapabilityError, read, "no such"),
         ("an unknown model field", CapabilityError, backend.expand, "no such"),
-        ("an unknown state field", CapabilityError, read, [("no such", slice(None))], CPU),
+        ("an unknown state field", CapabilityError, compiled, [("no such", slice(None))], CPU),
     ]
     before = _snapshot(backend)
     for what, kind, call, *arguments in calls:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,7 +27,11 @@ def deployment_metadata(env: ManagerBasedRlEnv) -> dict[str, Any]:
     manager = env.action_manager
     by_name = {actuator.name: actuator for actuator in env.backend.actuators}
     driven = [by_name[name] for name in manager.actuator_names]
-    kinds = _action_kinds(env, list(by_name))
+    kinds = [  # in the order of the action's columns
+        "position" if isinstance(term, JointPositionActionCfg) else "effort"
+        for term in env.cfg.actions.values()
+        for _ in find_names(term.actuator_names, list(by_name), "actuator")
+    ]
     return {
         "control_period": env.step_dt,
         "observation_terms": [_term(env, name, width) for name, width in widths.items()],
@@ -36,7 +39,7 @@ def deployment_metadata(env: ManagerBasedRlEnv) -> dict[str, Any]:
         "default_joint_pos": [float(env.backend.default_qpos[j.qpos.start]) for j in joints],
         "action_names": list(manager.actuator_names),
         "action_joint_names": [actuator.joint for actuator in driven],
-        "action_kinds": [kinds[name] for name in manager.actuator_names],
+        "action_kinds": kinds,
         "action_low": _floats(env.action_spec.space.low[0]),
         "action_high": _floats(env.action_spec.space.high[0]),
         "action_scale": _floats(manager.scale),
@@ -52,8 +55,7 @@ def _term(env: ManagerBasedRlEnv, name: str, width: int) -> dict[str, Any]:
     """A block of columns; the frames of a history follow each other, oldest first."""
     group = env.cfg.observations["obs"]
     cfg = group.terms[name]
-    length = cfg.history_length if group.history_length is None else group.history_length
-    frames = max(1, length)
+    frames = group.frames(cfg)
     term = env.observation_manager.get_term("obs", name)
     joints = any(entity and field.startswith("joint_") for entity, field in term.reads)
     return {
@@ -80,15 +82,6 @@ def _parameter(env: ManagerBasedRlEnv, value: Any, *, joints: bool) -> Any:
     if isinstance(value, dict):
         return {str(k): _parameter(env, inner, joints=joints) for k, inner in value.items()}
     return value if value is None or isinstance(value, bool | int | float | str) else repr(value)
-
-
-def _action_kinds(env: ManagerBasedRlEnv, names: Sequence[str]) -> dict[str, str]:
-    """Kind of each actuator's control: a joint's target position or an effort."""
-    return {
-        names[i]: "position" if isinstance(term, JointPositionActionCfg) else "effort"
-        for term in env.cfg.actions.values()
-        for i in find_names(term.actuator_names, names, "actuator")
-    }
 
 
 def _floats(values: Tensor) -> list[float]:

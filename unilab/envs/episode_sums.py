@@ -25,6 +25,7 @@ class EpisodeSums:
         device: torch.device,
         per_step: Collection[str] = (),
     ) -> None:
+        self._names = names
         self._tags = [f"{block}/{name}" for block, members in names.items() for name in members]
         twice = sorted({tag for tag in self._tags if self._tags.count(tag) > 1})
         if twice:
@@ -42,6 +43,14 @@ class EpisodeSums:
     def __getitem__(self, block: str) -> Tensor:
         """``[len(names[block]), num_envs]``, the running sums of a block, to add to."""
         return self._blocks[block]
+
+    def so_far(self, row: int) -> tuple[dict[str, float], list[str]]:
+        """Reward sums of a row's episode, and the terminations that fired in its last step."""
+        sums, fired = (
+            dict(zip(self._names[block], self[block][:, row].tolist(), strict=True))
+            for block in ("Episode_Reward", "Episode_Termination")
+        )
+        return sums, [name for name, on in fired.items() if on]
 
     def step(self) -> None:
         """Count a control step of every environment."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from unilab.backends import MujocoBackend, SimBackend
-from unilab.checks import check_fields, to_num_envs
+from unilab.checks import Count, Positive, check_fields, to_num_envs
 from unilab.envs.deployment import deployment_metadata
 from unilab.envs.episode_sums import EpisodeSums
 from unilab.envs.managers.action import ActionManager, ActionTermCfg
@@ -35,9 +35,9 @@ class ManagerBasedRlEnvCfg:
     """A task: its model and its tables of terms."""
 
     scene: SceneCfg
-    decimation: int
+    decimation: Count
     """Physics substeps of one control step."""
-    episode_length_s: float
+    episode_length_s: Positive
     """Seconds until an episode may time out."""
     actions: dict[str, ActionTermCfg]
     observations: dict[str, ObservationGroupCfg]
@@ -60,15 +60,10 @@ class ManagerBasedRlEnvCfg:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.decimation < 1:
-            raise ConfigError(f"decimation must be at least 1, got {self.decimation}")
-        if not self.episode_length_s > 0.0:
-            raise ConfigError(f"episode_length_s must be above 0, got {self.episode_length_s}")
 
     def make(
         self, *, num_envs: int, device: torch.device | str, seed: int | None
     ) -> ManagerBasedRlEnv:
-        """Build the environment."""
         return ManagerBasedRlEnv(self, num_envs=num_envs, device=device, seed=seed)
 
 
@@ -81,10 +76,7 @@ class ManagerBasedRlEnv(TorchEnv):
     Construction calls every term once: its output is checked, and the scene records what it reads.
     Observations and recorders are built last, so other terms cannot use their managers by then.
 
-    Args:
-        device: where terms run; MuJoCo runs on the CPU.
-        seed: seed of the environment's random generator; None draws one.
-        backend: physics to use instead of MuJoCo on ``cfg.scene.model``.
+    ``backend`` replaces MuJoCo on ``cfg.scene.model``.
     """
 
     @torch.inference_mode(False)  # tensors made here are written to outside of it
@@ -150,11 +142,7 @@ class ManagerBasedRlEnv(TorchEnv):
 
     def episode_so_far(self, row: int) -> tuple[dict[str, float], list[str]]:
         """Reward sums of a row's episode, and the terminations that fired in its last step."""
-        rewards, terminations = self.reward_manager, self.termination_manager
-        sums = rewards.episode_sums[:, row].tolist()
-        fired = terminations.term_dones[:, row].tolist()
-        causes = [name for name, on in zip(terminations.term_names, fired, strict=True) if on]
-        return dict(zip(rewards.term_names, sums, strict=True)), causes
+        return self.episode_sums.so_far(row)
 
     def drain_metrics(self) -> dict[str, float]:
         """Metrics since the last call: also ``Curriculum/<term>``, the term's last value.

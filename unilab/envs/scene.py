@@ -95,19 +95,6 @@ class Transaction:
                     f"{writer} staged non-finite {what} for rows {rows}: nothing was written", rows
                 )
 
-    def commit(
-        self, backend: SimBackend, before_write: Callable[[StagedWrite, Tensor], None] | None
-    ) -> None:
-        """Write everything; ``before_write`` is called with every write and its rows."""
-        for write in self.writes:
-            rows = self.rows.to(write.target.device)
-            if before_write is not None:
-                before_write(write, rows)
-            write.target[(rows.unsqueeze(1), *write.index)] = write.value.to(write.target)
-        if any(write.derives for write in self.writes):
-            backend.set_const(self.rows)
-        backend.set_state_tensor(self.rows, self.qpos, self.qvel, reset=self.reset)
-
 
 class EntityScene:
     """The entities of a model and the one packet that all terms read from.
@@ -248,9 +235,8 @@ class EntityScene:
     def check_finite(self, lose_rows: bool = False) -> None:
         """Check the packet, with one reduction.
 
-        Args:
-            lose_rows: instead of an error, mark the rows in ``diverged``, including those with
-                values beyond :data:`MAX_VALUE`, and let terms read zeros there.
+        ``lose_rows`` marks rows in ``diverged``, those with values beyond :data:`MAX_VALUE` too,
+        instead of an error, and lets terms read zeros there.
         """
         packet = self.plan.packet
         if lose_rows:
@@ -290,12 +276,9 @@ class EntityScene:
             ) from None
 
     def write_field(self, name: str, index: tuple[Tensor | int, ...], value: Tensor) -> None:
-        """Stage a declared model parameter for the rows of the open transaction.
+        """Stage values ``[n, m, ...]`` of a declared model parameter, by MuJoCo's name of it.
 
-        Args:
-            name: the field's name in MuJoCo's model.
-            index: where to write in each row of the field; the first are indices ``[m]``.
-            value: ``[n, m, ...]``.
+        ``index`` is where to write in each row of the field; the first are indices ``[m]``.
         """
         self.nominal(name)
         derives = name in self._backend.get_tensor_capabilities().derived_from
@@ -331,4 +314,11 @@ class EntityScene:
     def commit_staged(self) -> None:
         """Write the transaction once and close it."""
         staged, self._staged = self.staged, None
-        staged.commit(self._backend, self.before_write)
+        for write in staged.writes:
+            rows = staged.rows.to(write.target.device)
+            if self.before_write is not None:
+                self.before_write(write, rows)
+            write.target[(rows.unsqueeze(1), *write.index)] = write.value.to(write.target)
+        if any(write.derives for write in staged.writes):
+            self._backend.set_const(staged.rows)
+        self._backend.set_state_tensor(staged.rows, staged.qpos, staged.qvel, reset=staged.reset)

@@ -165,8 +165,7 @@ class TorchEnv(EnvBase):
     def _observe(self, rows: Tensor | None = None) -> dict[str, Tensor]:
         """New tensors for every observation group, ``[n, width]``.
 
-        Args:
-            rows: environments whose episodes begin; None: all environments, after a step.
+        ``rows`` are environments whose episodes begin; None: all environments, after a step.
         """
 
     @abstractmethod
@@ -386,7 +385,6 @@ class TorchEnv(EnvBase):
         )
 
     def close(self, *, raise_if_closed: bool = True) -> None:
-        """End the environment; a second call does nothing."""
         self._state.released = True
         super().close(raise_if_closed=raise_if_closed)
 

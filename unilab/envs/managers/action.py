@@ -59,8 +59,9 @@ class ActionManager:
         offsets: list[float] = []
         specs: list[DelaySpec] = []
         for name, term in cfg.items():
-            with naming(f"action term {name!r}"):
-                found, scale = _driven(name, term, names)
+            label = f"action term {name!r}"
+            with naming(label):
+                found, scale = _driven(label, term, names)
                 taken = [names[i] for i in found if i in ids]
                 if taken:
                     raise ConfigError(f"actuators {taken} must be driven by one term, got two")
@@ -127,9 +128,8 @@ def _offsets(
     return [float(backend.default_qpos[joints[a.joint].qpos.start]) for a in actuators if a.joint]
 
 
-def _driven(name: str, term: ActionTermCfg, names: list[str]) -> tuple[list[int], list[float]]:
+def _driven(label: str, term: ActionTermCfg, names: list[str]) -> tuple[list[int], list[float]]:
     """Ids of the actuators that a term drives, and their scales."""
-    label = f"action term {name!r}"
     term.check_delay(label)
     found = find_names(term.actuator_names, names, "actuator")
     scale = term.scale if isinstance(term.scale, dict) else {".*": term.scale}

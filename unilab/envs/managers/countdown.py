@@ -13,9 +13,6 @@ from unilab.errors import ConfigError
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
 
-_SLACK = 1e-4
-"""Control steps that are subtracted against rounding before the ceiling."""
-
 
 def check_waiting(what: str, span: tuple[float, float]) -> None:
     """Refuse waiting times, in seconds, that are not 0 < low <= high."""
@@ -41,7 +38,8 @@ class Countdown:
         """Draw new waiting times."""
         left = torch.empty(rows.shape[0], device=self._due.device)
         left.uniform_(*self._span, generator=self._env.generator)
-        due = left.div_(self._env.step_dt).sub_(_SLACK).ceil_().double().add_(self._now)
+        # A little less than drawn, because rounding must not add a step.
+        due = left.div_(self._env.step_dt).sub_(1e-4).ceil_().double().add_(self._now)
         self._due.index_copy_(0, rows, due)
         self._earliest = min(self._earliest, due.min().item())
 

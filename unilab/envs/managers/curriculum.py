@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from unilab.envs.managers.term import Term, bind_term, table
+from unilab.envs.managers.term import Term, TermCfg, bind_term, table
 from unilab.errors import ConfigError, NonFiniteError
 
 if TYPE_CHECKING:
@@ -18,17 +18,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CurriculumTermCfg:
-    """One change."""
-
-    func: Callable[..., Any]
-    """``func(env, env_ids, **params)`` with ``env_ids`` ``[n]`` int64, the environments that are
-    reset: those whose episodes end, or all of them in the first reset.
+class CurriculumTermCfg(TermCfg):
+    """One change: ``func(env, env_ids, **params)`` with ``env_ids`` ``[n]`` int64, the environments
+    that are reset: those whose episodes end, or all of them in the first reset.
 
     The returned value is logged as ``Curriculum/<name>``: a number, a tensor of one element, a dict
     of these, or None for nothing.
     """
-    params: dict[str, Any] = field(default_factory=dict)
 
 
 class CurriculumManager:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
 from unilab.checks import check_fields
 from unilab.envs.managers.countdown import Countdown, check_waiting
-from unilab.envs.managers.term import Term, bind_term, table
+from unilab.envs.managers.term import Term, TermCfg, bind_term, table
 from unilab.errors import ConfigError, NonFiniteError
 
 if TYPE_CHECKING:
@@ -20,20 +20,17 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EventTermCfg:
-    """One event.
+class EventTermCfg(TermCfg):
+    """One event: ``func(env, env_ids, **params)`` with ``env_ids`` ``[n]`` int64.
 
     Terms write state through the entity (``env.scene["robot"].write_...``). What they write is
     staged, checked as a whole and committed once.
     """
 
-    func: Callable[..., Any]
-    """``func(env, env_ids, **params)`` with ``env_ids`` ``[n]`` int64."""
     mode: Literal["startup", "reset", "interval"]
     """startup: once, for all; reset: when episodes begin; interval: from time to time."""
     interval_range_s: tuple[float, float] | None = None
     """Seconds between two events of one environment, uniform; for mode ``interval`` only."""
-    params: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_fields(self, "event")

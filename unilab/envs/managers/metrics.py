@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
-from unilab.envs.managers.term import SCALAR, bind_term, evaluate
+from unilab.envs.managers.term import SCALAR, TermCfg, bind_term, evaluate
 from unilab.envs.nonfinite import require_finite
 
 if TYPE_CHECKING:
@@ -16,12 +16,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MetricsTermCfg:
-    """One quantity, logged as ``Metrics/<name>``: its mean over the steps of ended episodes."""
+class MetricsTermCfg(TermCfg):
+    """One quantity, ``func(env, **params) -> [num_envs]`` float32.
 
-    func: Callable[..., Any]
-    """``func(env, **params) -> [num_envs]`` float32."""
-    params: dict[str, Any] = field(default_factory=dict)
+    Logged as ``Metrics/<name>``: its mean over the steps of ended episodes.
+    """
 
 
 class MetricsManager:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from unilab.checks import Bound, check_fields, check_range
 from unilab.envs.managers.delay import DelayBuffer, DelayCfg, DelaySpec
-from unilab.envs.managers.term import COLUMNS, Term, bind_term, evaluate, only_rows
+from unilab.envs.managers.term import COLUMNS, Term, TermCfg, bind_term, evaluate, only_rows
 from unilab.envs.nonfinite import is_finite, non_finite
 from unilab.errors import ConfigError, NonFiniteError
 
@@ -33,12 +33,9 @@ class UniformNoiseCfg:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ObservationTermCfg(DelayCfg):
-    """One block of columns of an observation group."""
+class ObservationTermCfg(TermCfg, DelayCfg):
+    """One block of columns of a group: ``func(env, **params) -> [num_envs, width]`` float32."""
 
-    func: Callable[..., Any]
-    """``func(env, **params) -> [num_envs, width]`` float32."""
-    params: dict[str, Any] = field(default_factory=dict)
     noise: UniformNoiseCfg | None = None
     """Sensor noise in the term's unit; added if the group has ``enable_corruption``."""
     clip: tuple[Bound, Bound] | None = None
@@ -58,6 +55,10 @@ class ObservationGroupCfg:
     """Whether the terms' noise is added."""
     history_length: int | None = None
     """History of every term of the group; None uses the terms' own."""
+
+    def frames(self, term: ObservationTermCfg) -> int:
+        """How many values of a term are shown."""
+        return max(1, term.history_length if self.history_length is None else self.history_length)
 
 
 @dataclass(frozen=True)
@@ -116,14 +117,14 @@ class ObservationManager:
         columns: list[Tensor] = []
         specs: list[DelaySpec] = []
         for (name, term), pick in zip(cfg.terms.items(), picks, strict=True):
-            width = values[pick].shape[1]
+            label, width = f"observation ({group}) term {name!r}", values[pick].shape[1]
             if not width:
-                raise ConfigError(
-                    f"observation ({group}) term {name!r} must return at least 1 column, got 0: "
-                    "leave the term out"
-                )
-            columns.append(_columns(group, name, term, width))
-            specs.append(_delay_spec(group, name, cfg, term, width))
+                raise ConfigError(f"{label} must return at least 1 column, got 0: leave it out")
+            if (least := min(term.history_length, cfg.history_length or 0)) < 0:
+                raise ConfigError(f"history_length of {label} must be at least 0, got {least}")
+            term.check_delay(label)
+            columns.append(_columns(label, term, width))
+            specs.append(DelaySpec(width=width, delay=term, frames=cfg.frames(term)))
         scale, middle, half, lower, upper = torch.cat(columns, 1).to(env.device)
         noisy = cfg.enable_corruption and bool((middle.abs() + half).any())
         clipped = bool((lower.isfinite() | upper.isfinite()).any())
@@ -204,14 +205,12 @@ class ObservationManager:
         for group, cfg in self._cfg.items():
             lines.append(f"observations {group!r} [{self.groups_spec[group]}]")
             for name, term in cfg.terms.items():
-                shown = ", ".join(_treatment(group, name, cfg, term))
+                shown = ", ".join(_treatment(cfg, term))
                 lines.append(f"  {name:<28} {self._groups[group].shown[name]:<4} {shown}".rstrip())
         return "\n".join(lines)
 
 
-def _treatment(
-    group: str, name: str, cfg: ObservationGroupCfg, term: ObservationTermCfg
-) -> Iterator[str]:
+def _treatment(cfg: ObservationGroupCfg, term: ObservationTermCfg) -> Iterator[str]:
     """The operations on a term's values, in order, for a table."""
     if cfg.enable_corruption and term.noise is not None:
         yield f"noise {term.noise.n_min:g} to {term.noise.n_max:g}"
@@ -219,38 +218,21 @@ def _treatment(
         yield "clip {:g} to {:g}".format(*term.clip)
     if term.scale != 1.0:
         yield f"scale {term.scale}"
-    spec = _delay_spec(group, name, cfg, term, 1)
     if term.delay_max_lag:
         yield f"{term.delay_min_lag} to {term.delay_max_lag} steps late"
-    if spec.frames > 1:
-        yield f"{spec.frames} frames"
+    if cfg.frames(term) > 1:
+        yield f"{cfg.frames(term)} frames"
 
 
-def _delay_spec(
-    group: str, name: str, cfg: ObservationGroupCfg, term: ObservationTermCfg, width: int
-) -> DelaySpec:
-    label = f"observation ({group}) term {name!r}"
-    term.check_delay(label)
-    length = term.history_length if cfg.history_length is None else cfg.history_length
-    if length < 0:
-        raise ConfigError(f"history_length of {label} must be at least 0, got {length}")
-    return DelaySpec(width=width, delay=term, frames=max(1, length))
-
-
-def _columns(group: str, name: str, cfg: ObservationTermCfg, width: int) -> Tensor:
+def _columns(label: str, cfg: ObservationTermCfg, width: int) -> Tensor:
     """Scale, middle and half width of the noise, clip low and high of a term, ``[5, width]``."""
     scale = torch.as_tensor(cfg.scale, dtype=torch.float32, device="cpu")
     if scale.ndim and len(scale) != width:
-        raise ConfigError(
-            f"scale of observation ({group}) term {name!r} must have {width} values, got "
-            f"{len(scale)}"
-        )
+        raise ConfigError(f"scale of {label} must have {width} values, got {len(scale)}")
     low, high = (cfg.noise.n_min, cfg.noise.n_max) if cfg.noise else (0.0, 0.0)
     lower, upper = cfg.clip if cfg.clip is not None else (-torch.inf, torch.inf)
     if not (lower <= upper and lower < torch.inf and upper > -torch.inf):
-        raise ConfigError(
-            f"clip of observation ({group}) term {name!r} must be (low, high), got {cfg.clip}"
-        )
+        raise ConfigError(f"clip of {label} must be (low, high), got {cfg.clip}")
     rows = [scale.expand(width)]
     middle, half = 0.5 * (low + high), 0.5 * (high - low)
     rows += [torch.full((width,), v) for v in (middle, half, lower, upper)]

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
 from unilab.checks import Count, check_fields
-from unilab.envs.managers.term import ANY_ROWS, Term, bind_term, evaluate, table
+from unilab.envs.managers.term import ANY_ROWS, Term, TermCfg, bind_term, evaluate, table
 
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
@@ -20,16 +20,16 @@ _MODES = ("pre_step", "post_step", "post_reset", "pre_reset")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecorderTermCfg:
-    """One quantity that is recorded of every episode, under the term's name."""
+class RecorderTermCfg(TermCfg):
+    """One quantity that is recorded of every episode, under the term's name.
 
-    func: Callable[..., Tensor]
-    """``func(env, **params) -> [num_envs, ...]``: any observation, reward or termination term, or
-    your own. It must not change the environment."""
+    ``func(env, **params) -> [num_envs, ...]``: any observation, reward or termination term, or your
+    own. It must not change the environment.
+    """
+
     mode: Literal["pre_step", "post_step", "pre_reset", "post_reset"]
     """pre_step: in every step, before physics; post_step: in every step, after everything else;
     post_reset: once, when the episode has begun; pre_reset: once, before the reset that ends it."""
-    params: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_fields(self, "recorder")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from unilab.checks import check_fits
-from unilab.envs.managers.term import SCALAR, bind_term, evaluate, table
+from unilab.envs.managers.term import SCALAR, TermCfg, bind_term, evaluate, table
 from unilab.envs.nonfinite import is_finite, non_finite
 from unilab.errors import ConfigError, did_you_mean
 
@@ -19,14 +19,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardTermCfg:
-    """One summand of the reward: ``weight * func(env, **params) * step_dt``."""
+class RewardTermCfg(TermCfg):
+    """One summand of the reward: ``weight * func(env, **params) * step_dt``, ``[num_envs]``."""
 
-    func: Callable[..., Any]
-    """``func(env, **params) -> [num_envs]`` float32, a rate per second."""
     weight: float
     """Weight per second. A term of weight 0 is checked, but never computed."""
-    params: dict[str, Any] = field(default_factory=dict)
 
 
 class RewardManager:

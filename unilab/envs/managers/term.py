@@ -64,6 +64,15 @@ def writes(*fields: str) -> Callable[[F], F]:
     return mark
 
 
+@dataclass(frozen=True, kw_only=True)
+class TermCfg:
+    """A function of the environment with its parameters."""
+
+    func: Callable[..., Any]
+    """``func(env, **params)``, or a :class:`ManagerTermBase` class, called likewise."""
+    params: dict[str, Any] = field(default_factory=dict)
+
+
 class ManagerTermBase(ABC):
     """A stateful term: give the class as ``func``; it is made once and then called like a function.
 

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from unilab.envs.managers.term import FLAG, bind_term, evaluate, table
+from unilab.envs.managers.term import FLAG, TermCfg, bind_term, evaluate, table
 
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
 
 
 @dataclass(frozen=True, kw_only=True)
-class TerminationTermCfg:
-    """One reason for an episode to end."""
+class TerminationTermCfg(TermCfg):
+    """One reason for an episode to end: ``func(env, **params) -> [num_envs]`` bool."""
 
-    func: Callable[..., Any]
-    """``func(env, **params) -> [num_envs]`` bool."""
-    params: dict[str, Any] = field(default_factory=dict)
     time_out: bool = False
     """True: the episode is truncated and its value is bootstrapped; False: it is terminated."""
 

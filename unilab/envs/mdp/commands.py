@@ -17,10 +17,7 @@ from unilab.errors import ConfigError, did_you_mean
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
 
-__all__ = [
-    "UniformVelocityCommand",
-    "UniformVelocityCommandCfg",
-]
+__all__ = ["UniformVelocityCommand", "UniformVelocityCommandCfg"]
 
 _VELOCITIES = ("lin_vel_x", "lin_vel_y", "ang_vel_z")
 

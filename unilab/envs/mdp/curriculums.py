@@ -27,8 +27,7 @@ class commands_vel(ManagerTermBase):
         velocity_stages: in order, each with ``step``, the control step after which it begins, and
             new bounds of some of ``lin_vel_x``, ``lin_vel_y`` (m/s) and ``ang_vel_z`` (rad/s).
 
-    Returns:
-        The current upper bounds.
+    Logs the current upper bounds.
     """
 
     def __init__(self, cfg: CurriculumTermCfg, env: ManagerBasedRlEnv) -> None:

@@ -16,11 +16,7 @@ from unilab.errors import ConfigError, did_you_mean
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
 
-__all__ = [
-    "push_by_setting_velocity",
-    "reset_joints_by_offset",
-    "reset_root_state_uniform",
-]
+__all__ = ["push_by_setting_velocity", "reset_joints_by_offset", "reset_root_state_uniform"]
 
 _ROBOT = SceneEntityCfg("robot")
 _AXES = ("x", "y", "z", "roll", "pitch", "yaw")

@@ -88,14 +88,9 @@ def generated_commands(env: ManagerBasedRlEnv, command_name: str) -> Tensor:
 def sensor_values(
     env: ManagerBasedRlEnv, sensor_names: tuple[str, ...], component: int | None = None
 ) -> Tensor:
-    """Sensors side by side, in the sensors' own units.
+    """Sensors side by side, ``[num_envs, sum of widths]``, in the sensors' own units.
 
-    Args:
-        sensor_names: sensors of the model.
-        component: only this column of each sensor; None selects all.
-
-    Returns:
-        ``[num_envs, sum of widths]``, or ``[num_envs, len(sensor_names)]`` for one component.
+    ``component`` selects one column of each sensor: ``[num_envs, len(sensor_names)]``.
     """
     values = [env.scene.sensor(name) for name in sensor_names]
     if component is not None:

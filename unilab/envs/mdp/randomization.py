@@ -68,12 +68,18 @@ class Draw:
         env_ids: Tensor,
         nominal: Tensor,
         shape: tuple[int, ...] | None = None,
+        not_negative: str = "",
     ) -> Tensor:
         """Drawn values ``[n, *nominal.shape]`` around the model's own, ``[m, ...]``.
 
-        Args:
-            shape: shape of one environment's draws, broadcast; None draws for every value.
+        ``shape`` is that of one environment's draws, broadcast; None draws for every value.
+        ``not_negative`` names a parameter that no draw may make negative.
         """
+        if not_negative and (least := self._least(nominal).min()) < 0.0:
+            raise ConfigError(
+                f"{not_negative} must be at least 0, got down to {float(least):g} from "
+                f"{self._shown()}"
+            )
         size = (env_ids.shape[0], *(shape or nominal.shape))
         draw = torch.empty(size, dtype=nominal.dtype, device=env.generator.device)
         if self.distribution == "uniform":
@@ -84,14 +90,6 @@ class Draw:
         else:
             draw.normal_(*self.params, generator=env.generator).clamp_(*self._bounds())
         return self._apply(nominal, draw.to(nominal.device))
-
-    def check_not_negative(self, nominal: Tensor, what: str) -> None:
-        """Refuse draws that could make a parameter negative."""
-        least = self._least(nominal).min()
-        if least < 0.0:
-            raise ConfigError(
-                f"{what} must be at least 0, got down to {float(least):g} from {self._shown()}"
-            )
 
     def check_positive(
         self, env: ManagerBasedRlEnv, ids: Tensor, nominal: Tensor, what: str
@@ -209,8 +207,7 @@ def randomize_geom_friction(
     ids = _index(asset_cfg.geom_ids)
     nominal = env.scene.nominal("geom_friction")[ids, 0]
     draw = Draw(friction_distribution_params, operation, distribution)
-    draw.check_not_negative(nominal, "friction")
-    friction = draw.around(env, env_ids, nominal, shape=(1,))
+    friction = draw.around(env, env_ids, nominal, shape=(1,), not_negative="friction")
     env.scene.write_field("geom_friction", (ids, 0), friction)
 
 
@@ -242,8 +239,8 @@ def randomize_joint_parameters(
         if params is not None:
             nominal = env.scene.nominal(name)[dofs]
             draw = Draw(params, operation, distribution)
-            draw.check_not_negative(nominal, name)
-            env.scene.write_field(name, (dofs,), draw.around(env, env_ids, nominal))
+            drawn = draw.around(env, env_ids, nominal, not_negative=name)
+            env.scene.write_field(name, (dofs,), drawn)
 
 
 @writes("actuator_gainprm", "actuator_biasprm")
@@ -285,15 +282,13 @@ class randomize_actuator_gains(ManagerTermBase):
         if stiffness_distribution_params is not None:
             nominal = env.scene.nominal("actuator_gainprm")[ids, 0]
             draw = Draw(stiffness_distribution_params, operation, distribution)
-            draw.check_not_negative(nominal, "stiffness")
-            stiffness = draw.around(env, env_ids, nominal)
+            stiffness = draw.around(env, env_ids, nominal, not_negative="stiffness")
             env.scene.write_field("actuator_gainprm", (ids, 0), stiffness)
             env.scene.write_field("actuator_biasprm", (ids, 1), -stiffness)
         if damping_distribution_params is not None:
             nominal = -env.scene.nominal("actuator_biasprm")[ids, 2]
             draw = Draw(damping_distribution_params, operation, distribution)
-            draw.check_not_negative(nominal, "damping")
-            damping = draw.around(env, env_ids, nominal)
+            damping = draw.around(env, env_ids, nominal, not_negative="damping")
             env.scene.write_field("actuator_biasprm", (ids, 2), -damping)
 
 

@@ -178,10 +178,7 @@ class SuiteEnv(TorchEnv):
         return {"obs": self._width}
 
     def episode_so_far(self, row: int) -> tuple[dict[str, float], list[str]]:
-        sums = self._episodes["Episode_Reward"][:, row].tolist()
-        ended = self._episodes["Episode_Termination"][:, row].tolist()
-        causes = [name for name, on in zip(_CAUSES, ended, strict=True) if on]
-        return dict(zip(self.reward_terms, sums, strict=True)), causes
+        return self._episodes.so_far(row)
 
     def deployment_metadata(self) -> dict[str, Any]:
         space = self.action_spec.space

@@ -6,7 +6,6 @@ import math
 
 from unilab.envs import (
     EntityCfg,
-    EventTermCfg,
     ObservationGroupCfg,
     ObservationTermCfg,
     RewardTermCfg,
@@ -16,7 +15,7 @@ from unilab.envs import (
     mdp,
 )
 from unilab.tasks.robots import model_path
-from unilab.tasks.velocity.velocity_env_cfg import VelocityEnvCfg, randomization, sensed
+from unilab.tasks.velocity.velocity_env_cfg import VelocityEnvCfg, events, sensed
 
 FEET = ("left", "right")
 UPPER_BODY = ("waist_.*", ".*_shoulder_.*", ".*_elbow_.*", ".*_wrist_.*")
@@ -103,20 +102,11 @@ def g1_velocity_flat() -> VelocityEnvCfg:
                 func=mdp.bad_orientation, params={"limit_angle": math.radians(50.0)}
             ),
         },
-        events={
-            "reset_base": EventTermCfg(
-                func=mdp.reset_root_state_uniform,
-                mode="reset",
-                params={
-                    "pose_range": {"yaw": (-math.pi, math.pi)},
-                    "velocity_range": {"x": (-0.2, 0.2), "y": (-0.2, 0.2)},
-                },
-            ),
-            "reset_joints": EventTermCfg(
-                func=mdp.reset_joints_by_offset,
-                mode="reset",
-                params={"position_range": (-0.05, 0.05), "velocity_range": (0.0, 0.0)},
-            ),
-            **randomization(trunk="torso_link", feet=(".*_foot._collision",), payload=(-1.0, 3.0)),
-        },
+        events=events(
+            trunk="torso_link",
+            feet=(".*_foot._collision",),
+            payload=(-1.0, 3.0),
+            velocity_range={"x": (-0.2, 0.2), "y": (-0.2, 0.2)},
+            position_range=(-0.05, 0.05),
+        ),
     )

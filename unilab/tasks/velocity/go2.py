@@ -6,7 +6,6 @@ import math
 
 from unilab.envs import (
     EntityCfg,
-    EventTermCfg,
     ObservationGroupCfg,
     ObservationTermCfg,
     RewardTermCfg,
@@ -15,7 +14,7 @@ from unilab.envs import (
     mdp,
 )
 from unilab.tasks.robots import model_path
-from unilab.tasks.velocity.velocity_env_cfg import VelocityEnvCfg, randomization, sensed
+from unilab.tasks.velocity.velocity_env_cfg import VelocityEnvCfg, events, sensed
 
 FEET = ("FL", "FR", "RL", "RR")
 
@@ -87,20 +86,11 @@ def go2_velocity_flat() -> VelocityEnvCfg:
                 func=mdp.bad_orientation, params={"limit_angle": math.radians(60.0)}
             ),
         },
-        events={
-            "reset_base": EventTermCfg(
-                func=mdp.reset_root_state_uniform,
-                mode="reset",
-                params={
-                    "pose_range": {"yaw": (-math.pi, math.pi)},
-                    "velocity_range": {"x": (-0.3, 0.3), "y": (-0.3, 0.3), "yaw": (-0.3, 0.3)},
-                },
-            ),
-            "reset_joints": EventTermCfg(
-                func=mdp.reset_joints_by_offset,
-                mode="reset",
-                params={"position_range": (-0.1, 0.1), "velocity_range": (0.0, 0.0)},
-            ),
-            **randomization(trunk="base", feet=FEET, payload=(-1.0, 2.0)),
-        },
+        events=events(
+            trunk="base",
+            feet=FEET,
+            payload=(-1.0, 2.0),
+            velocity_range={"x": (-0.3, 0.3), "y": (-0.3, 0.3), "yaw": (-0.3, 0.3)},
+            position_range=(-0.1, 0.1),
+        ),
     )

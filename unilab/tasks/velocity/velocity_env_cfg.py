@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from unilab.envs import (
@@ -70,13 +71,21 @@ def sensed() -> dict[str, ObservationTermCfg]:
     }
 
 
-def randomization(
-    *, trunk: str, feet: tuple[str, ...], payload: tuple[float, float]
+def events(
+    *,
+    trunk: str,
+    feet: tuple[str, ...],
+    payload: tuple[float, float],
+    velocity_range: dict[str, tuple[float, float]],
+    position_range: tuple[float, float],
 ) -> dict[str, EventTermCfg]:
-    """Events that give every environment another robot on another ground, and push it.
+    """Events that begin episodes, give every environment another robot and ground, and push it.
 
-    The body ``trunk`` carries the payload, kg; ``feet`` are regular expressions of geoms.
+    The body ``trunk`` carries the payload, kg; ``feet`` are regular expressions of geoms. Episodes
+    begin facing anywhere, within ``velocity_range`` (m/s, rad/s) and, of each joint, within
+    ``position_range`` (rad) of the home pose.
     """
+    pose = {"yaw": (-math.pi, math.pi)}
     body = SceneEntityCfg("robot", body_names=(trunk,))
     soles = SceneEntityCfg("robot", geom_names=feet)
     com = {"x": (-0.03, 0.03), "y": (-0.02, 0.02), "z": (-0.02, 0.02)}
@@ -85,6 +94,16 @@ def randomization(
         "damping_distribution_params": (0.9, 1.1),
     }
     return {
+        "reset_base": EventTermCfg(
+            func=mdp.reset_root_state_uniform,
+            mode="reset",
+            params={"pose_range": pose, "velocity_range": velocity_range},
+        ),
+        "reset_joints": EventTermCfg(
+            func=mdp.reset_joints_by_offset,
+            mode="reset",
+            params={"position_range": position_range, "velocity_range": (0.0, 0.0)},
+        ),
         "payload": EventTermCfg(
             func=mdp.randomize_rigid_body_mass,
             mode="startup",

@@ -147,3 +147,9 @@ def test_sweep_runs_each_job_and_writes_only_its_record(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["seed 1 {'x': 3}", "seed 2 {'x': 3}"]
     assert [p for p in tmp_path.rglob("*") if p.is_file()] == [tmp_path / "runs" / "multirun.yaml"]
+
+
+@pytest.mark.parametrize("key", ["algo.num_envs", "algo.algo_params", "training"])
+def test_removing_a_setting_is_refused(key):
+    with pytest.raises(ConfigError, match=f"~{key}"):
+        compose(["task=pendulum_swingup", f"~{key}"])

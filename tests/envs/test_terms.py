@@ -274,6 +274,27 @@ def declared(env, sensor, asset_cfg=TWINS):
     return later(env) + (env.scene.sensor(sensor)[:, 0] if env.common_step_counter > 1 else 0.0)
 
 
+@pytest.mark.parametrize(
+    ("kind", "first", "later"),
+    [
+        ("observation", torch.zeros(4, 1), torch.zeros(4, 2)),
+        ("observation", torch.zeros(4, 1), torch.zeros(4, 1, dtype=torch.float64)),
+        ("reward", torch.zeros(4), torch.zeros(1)),
+        ("reward", torch.zeros(4), 0.0),
+        ("metrics", torch.zeros(4), torch.zeros(1)),
+        ("termination", torch.zeros(4, dtype=torch.bool), torch.zeros(4, dtype=torch.int64)),
+    ],
+)
+def test_output_of_another_kind_later_names_the_term(tmp_path, kind, first, later):
+    """Columns would shift, or one value be taken for every row, without an error."""
+    value = first
+    env = twins(tmp_path, **KINDS[kind](lambda env: value))
+    root = env.reset()
+    value = later
+    with pytest.raises(ConfigError, match=f"{kind}.* term 'bad'"):
+        env.step(act(env, root))
+
+
 def test_declared_read_may_come_later(tmp_path):
     term = RewardTermCfg(func=declared, weight=1.0, params={"sensor": "tip_pos"})
     drive(twins(tmp_path, rewards={"r": term}), 3)

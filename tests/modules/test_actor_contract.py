@@ -351,3 +351,16 @@ def test_c08_an_actor_that_cannot_be_copied_is_refused():
     actor.lock = threading.Lock()
     with pytest.raises(ActorContractError, match=r"PlainActor must be copyable.*lock"):
         validate_actor(actor, obs_dim=OBS, action_dim=ACTION)
+
+
+def test_c08_an_actor_whose_copy_reaches_the_original_is_refused():
+    shared, closure = PlainActor(OBS, ACTION), PlainActor(OBS, ACTION)
+    shared.mean.__class__ = type("Shared", (nn.Linear,), {"__deepcopy__": lambda self, memo: self})
+    closure.get_mean_and_std = lambda obs: PlainActor.get_mean_and_std(
+        closure, obs + closure.calls.add_(1.0) * 0.0
+    )
+    weights = shared.mean.weight.clone()
+    for actor in (shared, closure):
+        with pytest.raises(ActorContractError, match="C8"):
+            validate_actor(actor, obs_dim=OBS, action_dim=ACTION)
+    assert torch.equal(shared.mean.weight, weights)

@@ -21,8 +21,6 @@ from unilab.collectors.process import EnvProcess, Interrupted, Interruptor
 from unilab.collectors.ring import Ring, pin
 from unilab.errors import CollectorError, ConfigError
 
-__all__ = ["PipelinedCollector", "make_collector"]
-
 Policy = Callable[[TensorDictBase], TensorDictBase]
 
 

@@ -9,8 +9,6 @@ import torch
 
 from unilab.errors import ConfigError, PlacementError
 
-__all__ = ["Placement", "resolve_collector_tensor_placement"]
-
 SETTING = "training.collector_tensor_device"
 
 

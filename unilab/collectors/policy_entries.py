@@ -8,8 +8,6 @@ from torch import Tensor
 
 from unilab.collectors.ring import Layout
 
-__all__ = ["PolicyEntries"]
-
 
 class PolicyEntries:
     """Entries that the policy adds to the environment's.

@@ -24,8 +24,6 @@ from unilab.collectors.ring import SharedBlock
 from unilab.collectors.worker import PHASE, SIGNALS, TICK, Description, Phase, main, pickle_by_value
 from unilab.errors import CollectorError, ConfigError, NonFiniteError
 
-__all__ = ["EnvProcess", "Interrupted", "Interruptor"]
-
 _CONTEXT: Any = get_context("spawn")
 _POLL_S = 0.25
 """Interval of the checks whether the process is alive, while it sends nothing."""
@@ -282,8 +280,8 @@ class EnvProcess:
         code = self._close(5.0)
         how = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
         return CollectorError(
-            f"the environment process died {where} ({how}). SIGKILL usually means that the system "
-            "ran out of memory; see also what the process printed"
+            f"the environment process died {where} ({how}): see what it printed; SIGKILL usually "
+            "means that the system ran out of memory"
         )
 
     def _where(self) -> str:

@@ -16,8 +16,6 @@ from torch import Tensor
 
 from unilab.errors import CollectorError, ConfigError
 
-__all__ = ["Layout", "Ring", "SharedBlock", "pin"]
-
 _HEADER_BYTES = mmap.PAGESIZE
 _ALIGN = 64
 

@@ -28,8 +28,6 @@ from torchrl.envs import ActionMask, EnvBase, InitTracker, TransformedEnv
 from unilab.collectors.ring import Layout, Ring, SharedBlock
 from unilab.errors import CollectorError
 
-__all__ = ["PHASE", "SIGNALS", "TICK", "Description", "Phase", "main", "pickle_by_value"]
-
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that the learner alone handles: a terminal sends them to both processes."""
 PHASE, TICK = range(2)

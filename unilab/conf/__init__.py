@@ -86,8 +86,9 @@ def prepare(overrides: Sequence[str], cfg: type, *, own_files: bool = False) -> 
         key = override.key_or_group
         if key == "task" and not own_files and not override.is_sweep_override():
             registry.describe(str(override.value()))
-        is_value = key != "task" and "/" not in key and key.partition(".")[0] != "hydra"
-        may_add = is_value and not override.is_delete()
+        may_add = key != "task" and "/" not in key and key.partition(".")[0] != "hydra"
+        if may_add and override.is_delete():
+            raise ConfigError(f"{text} must be key=value: no setting can be removed")
         prepared.append(f"++{text.lstrip('+')}" if may_add else text)
     return prepared
 

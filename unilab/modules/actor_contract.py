@@ -90,12 +90,24 @@ def trial_copy(actor: Any) -> Iterator[Any]:
             f"(ADR-0017 C8), but copy.deepcopy raised {type(error).__name__}: {error}; detach "
             "tensors that it keeps between calls, and create locks and files on first use"
         ) from error
+    tensors = [*actor.parameters(), *actor.buffers()]
+    copies = {id(tensor) for tensor in (*copied.parameters(), *copied.buffers())}
+    versions = [_version(tensor) for tensor in tensors]
     generators = GlobalRNGState()
     before = generators.state_dict()
     try:
+        if not copies.isdisjoint(map(id, tensors)):
+            raise _breach(actor, "C8 copy", "copy.deepcopy must copy its parameters and buffers")
         yield copied
+        if versions != [_version(tensor) for tensor in tensors]:
+            raise _breach(actor, "C8 copy", "a copy must not change the original: use self in it")
     finally:
         generators.load_state_dict(before)
+
+
+def _version(tensor: Tensor) -> int:
+    """Counts in-place changes."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def tensor_problem(name: str, value: Any, shape: Sequence[int], like: Tensor) -> str:

@@ -124,6 +124,8 @@ class Term:
     params: dict[str, Any]
     output: Output | None = None
     """What it must return; None: its manager checks that."""
+    returned: tuple[torch.Size, torch.dtype] | None = None
+    """Shape and dtype of the first call's value, which must not change."""
     reads: Mapping[tuple[str, str], None] = field(default_factory=dict)
     """Entity and field of what it read in its first call; a sensor has an empty entity."""
 
@@ -139,6 +141,7 @@ class Term:
             value = self(env, *args)
             if self.output is not None:
                 check_output(env, self.label, value, self.output)
+                self.returned = value.shape, value.dtype
             dry_run_reset(env, self.reset)
         return value
 
@@ -267,7 +270,14 @@ def check_output(env: ManagerBasedRlEnv, label: str, value: Any, output: Output)
 def evaluate(terms: Sequence[Term], env: ManagerBasedRlEnv) -> list[Any]:
     """Every term's value, without autograd: inference mode saves its bookkeeping."""
     with torch.inference_mode():
-        return [term(env) for term in terms]
+        values = [term(env) for term in terms]
+    for term, value in zip(terms, values, strict=True):
+        got = (value.shape, value.dtype) if isinstance(value, Tensor) else value
+        if got != term.returned:  # columns would shift, or one value be broadcast to all rows
+            raise ConfigError(
+                f"{term.label} must return {term.returned} as in its first call, got {got}"
+            )
+    return values
 
 
 def table(title: str, rows: Iterable[tuple[str, object]]) -> str:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-import json
 import re
 from pathlib import Path
 
 import pytest
-from docs.pages import DOCS, REPOSITORY, blocks, rows
+from docs.pages import DOCS, REPOSITORY, blocks
 from torchrl.collectors import Collector
 
 import unilab
@@ -68,20 +67,6 @@ def test_settings_tables_are_generated() -> None:
     assert tables.with_tables(page) == page, "run `make docs-tables`"
 
 
-def test_table_of_tasks_has_each_with_its_widths_and_length() -> None:
-    table = {row[0]: row[1:] for row in rows("guide/tasks.md")[1:] if len(row) == 6}
-
-    assert set(table) == set(unilab.tasks.TASKS)
-    for name in unilab.tasks.TASKS:
-        dims = unilab.registry.dims(name)
-        env = unilab.make(name)
-        seconds = f"{env.max_episode_length * env.step_dt:g} s"
-        causes = set(env.termination_manager.term_names) - {"time_out"}
-        env.close()
-        assert table[name][:4] == [str(dims.obs), str(dims.critic), str(dims.action), seconds]
-        assert (table[name][4] == "never") == (not causes)
-
-
 def test_training_commands_compose() -> None:
     lines = [line for page in PAGES for block in blocks(page, "bash") for line in block.split("\n")]
     commands = [line for line in lines if line.startswith("unilab train")]
@@ -89,15 +74,6 @@ def test_training_commands_compose() -> None:
     assert len(commands) > 3
     for command in commands:
         assert compose(command.split()[2:]).task in unilab.tasks.TASKS
-
-
-def test_notice_names_the_source_of_each_robot() -> None:
-    notice = " ".join((REPOSITORY / "NOTICE").read_text().split())
-
-    for robot in ("go2", "g1"):
-        file = Path("tests/tasks/robots") / f"{robot}.json"
-        assert json.loads((REPOSITORY / file).read_text())["source"] in notice
-        assert str(file) in notice
 
 
 def test_readme_lists_every_package() -> None:

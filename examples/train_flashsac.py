@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 
 from unilab.collectors import make_collector
-from unilab.conf.command import hydra_main
 from unilab.conf.envs import make_eval_env, make_training_env
 from unilab.conf.flashsac import FlashSACAlgoCfg, FlashSACCfg
+from unilab.conf.training_command import hydra_main
 from unilab.data import RewardNormalizer, make_replay_buffer
 from unilab.envs import TorchEnv
 from unilab.modules import FlashSACCritic, FlashSACPolicy, build_actor

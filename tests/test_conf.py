@@ -124,7 +124,7 @@ def test_name_of_an_algorithm_that_is_taken_is_refused():
 
 
 _APP = """
-from unilab.conf.command import hydra_main
+from unilab.conf.training_command import hydra_main
 from unilab.conf.flashsac import FlashSACCfg
 
 def train(cfg):

@@ -120,7 +120,7 @@ from pathlib import Path
 
 from reference.counting import CountingEnv
 from unilab.collectors import EnvProcess, PipelinedCollector
-from unilab.conf.command import listen_to_ctrl_c, report_errors
+from unilab.conf.training_command import listen_to_ctrl_c, report_errors
 from unilab.settings import TrainingCfg
 from unilab.trainers import Checkpointer, OffPolicyRunner, Run
 

@@ -21,7 +21,7 @@ from unilab.modules import (
     build_actor,
 )
 from unilab.objectives import FlashSACLoss
-from unilab.record.metrics import METRICS, metric
+from unilab.record.metric_schema import METRICS, metric
 from unilab.trainers import FlashSACLearner, compilation
 
 PLAIN = "reference.actors:PlainActor"

@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["train"]:  # the rest is Hydra's, flags included
-        from unilab.conf.command import train_command
+        from unilab.conf.training_command import train_command
 
         train_command(arguments[1:])
         return 0

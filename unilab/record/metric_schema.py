@@ -85,7 +85,7 @@ def metric(tag: str) -> Metric:
             return METRICS[prefix]
     raise ConfigError(
         f"metric {tag!r} must be in the schema{did_you_mean(tag, METRICS)}: add it to "
-        f"unilab.record.metrics, or use one of the prefixes {families}"
+        f"unilab.record.metric_schema, or use one of the prefixes {families}"
     )
 
 

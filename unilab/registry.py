@@ -137,7 +137,18 @@ def config(name: str, overrides: Mapping[str, Any] | None = None) -> Any:
     factory = _find(name)
     if isinstance(factory, str):
         factory = pkgutil.resolve_name(factory)
+    refuse_removed(overrides or {})
     return replace(factory(), overrides or {})
+
+
+def refuse_removed(overrides: Mapping[str, Any]) -> None:
+    """Refuse settings of environments that no longer exist (ADR-0018 C10)."""
+    for key in ("sim_carrier_device", "manager_torch_device"):
+        if key in overrides:
+            raise ConfigError(
+                f"env.{key} was removed: set training.collector_tensor_device of a training run, "
+                "or device of unilab.make, instead"
+            )
 
 
 def factory(

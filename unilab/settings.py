@@ -142,7 +142,7 @@ class TrainingCfg:
                 "or auto"
             )
         cuda = self.device == "cuda" or (self.device == "auto" and available)
-        return torch.device("cuda" if cuda else "cpu")
+        return torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
 
     def resolve_placement(self) -> Placement:
         """Devices of environments, ring and learner."""

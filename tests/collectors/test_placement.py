@@ -9,7 +9,12 @@ import pytest
 import torch
 from reference.counting import Counting
 
-from unilab.collectors import PipelinedCollector, resolve_collector_tensor_placement
+from unilab import registry
+from unilab.collectors import (
+    PipelinedCollector,
+    make_collector,
+    resolve_collector_tensor_placement,
+)
 from unilab.conf import checked_settings, compose
 from unilab.conf.flashsac import FlashSACCfg
 from unilab.errors import ConfigError, PlacementError
@@ -29,15 +34,15 @@ REMOVED = [
         ("auto", "cuda:1", "cuda:1", "none"),  # C1
         ("auto", "cpu", "cpu", "none"),  # C2
         ("auto", "mps", "cpu", "pinned"),
-        ("cpu", "cuda", "cpu", "pinned"),  # C3
-        ("cuda", "cuda", "cuda", "none"),
+        ("cpu", "cuda:1", "cpu", "pinned"),  # C3
+        ("cuda", "cuda:1", "cuda:1", "none"),
     ],
 )
 def test_c1_c2_c3_c6_c7_everything_follows_from_setting_and_learner(
     setting, learner, device, staging
 ):
     placement = resolve_collector_tensor_placement(setting, learner)
-    assert placement.learner_device == torch.device(learner)
+    assert placement.learner_device.type == torch.device(learner).type
     assert placement.env_device == placement.ring_device == torch.device(device)
     assert placement.transport == {"cpu": "host", "cuda": "cuda"}[torch.device(device).type]
     assert placement.staging == staging
@@ -75,16 +80,40 @@ def test_c8_to_c11_removed_key_is_refused_on_the_command_line_and_in_yaml(key):
         checked_settings({"task": "pendulum_swingup", section: {name: "cpu"}}, FlashSACCfg)
 
 
-def test_c12_device_resolution_records_learner_and_collector_tensor():
-    record = resolve_collector_tensor_placement("cpu", "cuda:0").device_resolution()
-    assert json.loads(json.dumps(record)) == {"learner": "cuda:0", "collector_tensor": "cpu"}
+@pytest.mark.parametrize("name", ["sim_carrier_device", "manager_torch_device"])
+@pytest.mark.parametrize("build", [registry.make, registry.factory])
+def test_c10_removed_key_is_refused_by_the_registry(name, build):
+    with pytest.raises(ConfigError, match=f"env.{name} was removed.*{SETTING}"):
+        build("pendulum_swingup", num_envs=1, overrides={name: "cpu"})
 
 
-def test_c13_environment_on_another_device_is_refused_with_both_devices(warm_start):
+@pytest.mark.parametrize(
+    ("setting", "tensors", "transport"), [("cpu", "cpu", "host"), ("auto", "cuda:0", "cuda")]
+)
+def test_c12_device_resolution_records_every_device_with_its_index(setting, tensors, transport):
+    record = resolve_collector_tensor_placement(setting, "cuda").device_resolution()
+    assert json.loads(json.dumps(record)) == {
+        "learner": "cuda:0",
+        "collector_tensor": tensors,
+        "env": tensors,
+        "transport": transport,
+    }
+
+
+@pytest.mark.parametrize("pipelined", [False, True])
+def test_c13_environment_on_another_device_is_refused_with_both_devices(warm_start, pipelined):
     placement = resolve_collector_tensor_placement("cuda", "cuda")
-    with pytest.raises(PlacementError, match=r"cuda.* cpu"):
-        PipelinedCollector(Counting(), frames_per_batch=3, placement=placement)
-    placement.check_env(torch.device("cuda:0"))
+    with pytest.raises(PlacementError, match=r"cuda:0.* cpu"):
+        make_collector(
+            Counting(), lambda td: td, placement=placement, pipelined=pipelined, frames_per_batch=3
+        )
+
+
+def test_c13_index_of_the_environments_device_counts():
+    placement = resolve_collector_tensor_placement("cuda", "cuda:1")
+    placement.check_env(torch.device("cuda:1"))
+    with pytest.raises(PlacementError, match=r"cuda:1.* cuda:0"):
+        placement.check_env(torch.device("cuda:0"))
 
 
 def test_c14_environment_does_not_change_the_placement(warm_start):
@@ -99,6 +128,25 @@ def test_c15_placement_is_frozen_and_a_function_of_its_arguments():
     assert placement == resolve_collector_tensor_placement("auto", "cpu")
     with pytest.raises(dataclasses.FrozenInstanceError):
         placement.env_device = torch.device("cuda")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"env_device": "cpu"},
+        {"ring_device": "cpu"},
+        {"ring_device": "cpu", "env_device": "cpu"},
+        {"learner_device": "cuda:1"},
+        {"learner_device": "mps", "env_device": "mps", "ring_device": "mps", "transport": "mps"},
+        {"transport": "host"},
+        {"staging": "pinned"},
+    ],
+)
+def test_c15_placement_that_the_setting_cannot_give_is_refused(changed):
+    placement = resolve_collector_tensor_placement("cuda", "cuda:0")
+    changed = {k: torch.device(v) if "device" in k else v for k, v in changed.items()}
+    with pytest.raises(PlacementError, match=SETTING):
+        dataclasses.replace(placement, **changed)
 
 
 def test_c16_no_other_key_moves_collected_tensors():

@@ -30,7 +30,7 @@ from torchrl.modules import (
 )
 
 import unilab
-from unilab.collectors.placement import Placement
+from unilab.collectors import resolve_collector_tensor_placement
 from unilab.errors import CollectorError
 from unilab.modules import FlashSACActor, FlashSACPolicy
 
@@ -228,9 +228,9 @@ def test_c24_carried_entries_restart_where_all_episodes_end_at_once_which_torchr
 
 def test_copied_ring_gives_the_same_data(pipelined):
     """What a CUDA learner with a host ring does, with the CPU as its device."""
-    cpu = torch.device("cpu")
     frames = {"frames_per_batch": 2 * N, "total_frames": 24 * N}
-    placement = Placement(cpu, cpu, cpu, "host", "pinned")
+    placement = resolve_collector_tensor_placement("cpu", "cpu")
+    object.__setattr__(placement, "staging", "pinned")
     ours = list(pipelined(make_pendulum, explorer(), placement=placement, **frames))
     assert_same(ours, list(sync(make_pendulum, explorer(), **frames)))
 

@@ -80,7 +80,7 @@ def test_run_ends_with_results_checkpoint_and_the_next_command(tmp_path, capsys,
     assert content["obs_groups"] == {"obs": 3}
     assert content["actor_semantics"]["action_transform"] == "tanh"
     assert content["config"]["algo"]["num_envs"] == 4
-    assert content["device_resolution"] == {"learner": "cpu", "collector_tensor": "cpu"}
+    assert content["device_resolution"]["collector_tensor"] == "cpu"
 
 
 def test_critic_reads_its_own_group_if_the_task_has_one(tmp_path):

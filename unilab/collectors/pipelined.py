@@ -388,6 +388,7 @@ def make_collector(
         env = EnvProcess(env) if pipelined else env()
     if isinstance(env, EnvProcess):
         return PipelinedCollector(env, policy, placement=placement, **settings)
+    placement.check_env(env.device)
     return Collector(
         TransformedEnv(env, InitTracker()),  # exploration noise restarts at resets
         policy,

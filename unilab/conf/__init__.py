@@ -27,11 +27,8 @@ from unilab.tasks import SUITE_TASKS
 
 __all__ = ["checked_settings", "compose", "register_algorithm"]
 
-_REMOVED = {
-    "training": ("sim_carrier_device", "inference_transport"),
-    "env": ("sim_carrier_device", "manager_torch_device"),
-}
-"""Keys that ``training.collector_tensor_device`` replaced (ADR-0018)."""
+_REMOVED = ("sim_carrier_device", "inference_transport")
+"""Keys of ``training`` that ``training.collector_tensor_device`` replaced (ADR-0018)."""
 
 
 def compose(overrides: Sequence[str] = (), cfg: type | None = None) -> Any:
@@ -110,14 +107,17 @@ def resolve(config: DictConfig, overrides: Sequence[str], cfg: type) -> Any:
 
 def checked_settings(values: Mapping[str, Any], cfg: type) -> Any:
     """Build settings from nested tables, e.g. the ``config`` of a run's ``run_config.json``."""
-    for section, removed in _REMOVED.items():
-        table = values.get(section)
-        for key in removed:
-            if isinstance(table, Mapping) and key in table:
-                raise ConfigError(
-                    f"{section}.{key} was removed: set training.collector_tensor_device to auto, "
-                    "cpu or cuda instead"
-                )
+    training, env = (
+        table if isinstance(table := values.get(name), Mapping) else {}
+        for name in ("training", "env")
+    )
+    for key in _REMOVED:
+        if key in training:
+            raise ConfigError(
+                f"training.{key} was removed: set training.collector_tensor_device to auto, cpu or "
+                "cuda instead"
+            )
+    registry.refuse_removed(env)
     return build(cfg, values)
 
 

@@ -149,6 +149,17 @@ class Carts(SimBackend):
         rows = torch.arange(self.num_envs) if rows is None else rows
         self._inverse[rows] = 1.0 / self._mass[rows, 2:]
 
+    def state_dict(self) -> dict[str, dict[str, Tensor]]:
+        return {"all": {name: tensor.clone() for name, tensor in self._all().items()}}
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        for name, tensor in self._all().items():
+            tensor.copy_(state["all"][name])
+        self.set_const()
+
+    def _all(self) -> dict[str, Tensor]:
+        return {"rows": self._rows, "force": self._force, "gap": self._gap, "mass": self._mass}
+
     def close(self) -> None:
         self._views.clear()
         self.__dict__.pop("_rows", None)

@@ -271,6 +271,14 @@ class SimBackend(ABC):
     def set_const(self, rows: Tensor | None = None) -> None:
         """Recompute fields derived from those written through :meth:`expand`."""
 
+    @abstractmethod
+    def state_dict(self) -> dict[str, dict[str, Tensor]]:
+        """Copies of all that later steps, reads and resets depend on, by part and name."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Continue, bit for bit, from a :meth:`state_dict` of the same model and ``num_envs``."""
+
     def compile_host_bridge_io(
         self, sources: Sequence[Source], device: torch.device
     ) -> HostBridgeTransferPlan:

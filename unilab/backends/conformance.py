@@ -340,6 +340,27 @@ def a_step_can_be_replayed(make: _Maker) -> None:
 
 
 @_clause
+def a_saved_state_continues(make: _Maker) -> None:
+    fields = _fields(make)
+    saved, other = make(), make()
+    for backend in (saved, other):
+        _views(backend)
+    for name in fields:
+        other.expand(name)
+    _write(saved, fields, ALL)
+    saved.set_const()
+    saved.set_state_tensor(ALL, *_poses(saved, 2))
+    _drive(saved)
+    state = saved.state_dict()
+    other.load_state_dict(state)
+    _assert_same(_snapshot(saved), _snapshot(other), ALL, "after load_state_dict")
+    _drive(saved, seed=1)
+    other.load_state_dict(state)
+    _drive(other, seed=1)
+    _assert_same(_snapshot(saved), _snapshot(other), ALL, "some steps after load_state_dict")
+
+
+@_clause
 def close_frees_the_simulator(make: _Maker) -> None:
     backend = make()
     backend.close()

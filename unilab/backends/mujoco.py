@@ -88,6 +88,8 @@ class MujocoBackend(SimBackend):
             for geom in map(self.mj_model.geom, range(self.mj_model.ngeom))
         )
         self.default_qpos, self.default_ctrl = _home(self.mj_model, keyframe)
+        self._outputs: dict[str, Tensor] = {}
+        self._expanded: dict[str, Tensor] = {}
         self._views = {name: self._view(name) for name in (*_STATE_FIELDS, *fields)}
         self._qpos, self._qvel = (self._views[name].numpy() for name in ("qpos", "qvel"))
         self._ctrl = self._views["ctrl"]
@@ -201,6 +203,7 @@ class MujocoBackend(SimBackend):
             ) from error
         if field in _RESET_INPUTS:
             self._fresh = None
+        self._expanded[field] = values
         return values
 
     def set_const(self, rows: Tensor | None = None) -> None:
@@ -209,8 +212,30 @@ class MujocoBackend(SimBackend):
         except SimulationError as error:
             raise self._fault(error) from error
 
+    def state_dict(self) -> dict[str, dict[str, Tensor]]:
+        return {
+            part: {name: tensor.clone() for name, tensor in tensors.items()}
+            for part, tensors in self._parts().items()
+        }
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        for part, tensors in self._parts().items():
+            for name, tensor in tensors.items():
+                tensor.copy_(state[part][name])
+        if _DERIVED_FROM.intersection(self._expanded):
+            self.set_const()
+
+    def _parts(self) -> dict[str, dict[str, Tensor]]:
+        """Live tensors: the state, what the last call computed from it, and the model's fields."""
+        return {
+            "state": {"rows": self._rows},
+            "outputs": self._outputs,
+            "model": self._expanded,
+        }
+
     def close(self) -> None:
-        self._views.clear()
+        for tensors in (self._views, self._outputs, self._expanded):
+            tensors.clear()
         self.sensor_columns.clear()
         for name in ("_rows", "_qpos", "_qvel", "_ctrl", "_batch"):
             self.__dict__.pop(name, None)
@@ -223,7 +248,8 @@ class MujocoBackend(SimBackend):
         with warnings.catch_warnings():
             # Outputs are read-only arrays, which torch warns about.
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-            return torch.from_numpy(array)
+            self._outputs[name] = torch.from_numpy(array)
+        return self._outputs[name]
 
     def _checked_rows(
         self, rows: Tensor, qpos: Tensor, qvel: Tensor

@@ -19,6 +19,7 @@ from torchrl.envs import (
     ActionMask,
     EnvBase,
     InitTracker,
+    PendulumEnv,
     StepCounter,
     TransformedEnv,
 )
@@ -224,6 +225,18 @@ def test_c24_carried_entries_restart_where_all_episodes_end_at_once_which_torchr
     )
     assert ours["n"][0, :, 0].tolist() == [1, 2, 3] * 4
     assert theirs["n"][0, :, 0].tolist() == list(range(1, 13))
+
+
+def test_c24_policy_may_write_scalars_for_an_unbatched_environment(pipelined):
+    def counts(td: TensorDictBase) -> TensorDictBase:
+        td["log_prob"] = td.get("log_prob", torch.zeros(())) + 1.0
+        return td.set("action", torch.zeros(1))
+
+    def single() -> EnvBase:
+        return TransformedEnv(PendulumEnv(), StepCounter(max_steps=3))
+
+    data = torch.cat(list(pipelined(single, counts, frames_per_batch=4, total_frames=12)))
+    assert data["log_prob"].tolist() == [1, 2, 3] * 4
 
 
 def test_copied_ring_gives_the_same_data(pipelined):

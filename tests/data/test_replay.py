@@ -137,6 +137,37 @@ def test_n_step_rows_look_ahead_and_end_with_their_episode(chunk):
             assert row["next", "done"].item() == (last == end)
 
 
+def test_an_emptied_buffer_joins_nothing_to_what_came_before():
+    data = ticks(2, 9)
+    buffer = make_replay_buffer(100, batch_size=4, n_step=3, gamma=GAMMA)
+    buffer.extend(data[:, :4])
+    buffer.empty()
+    buffer.extend(data[:, 4:])
+    assert (stored(buffer)["obs"].squeeze(-1) % 100).tolist() == [4.0, 5.0] * 2
+
+
+def test_an_emptied_buffer_gives_no_batch_that_was_sampled_before():
+    data = ticks(2, 9)
+    buffer = make_replay_buffer(100, batch_size=4, prefetch=2)
+    buffer.extend(data[:, :4])
+    buffer.sample()
+    buffer.empty()
+    buffer.extend(data[:, 4:])
+    for _ in range(4):
+        assert (buffer.sample()["obs"] % 100 >= 4).all()
+
+
+def test_n_step_joins_the_ticks_of_an_unbatched_environment():
+    data = ticks(1, 9)
+    one, batched = (make_replay_buffer(100, batch_size=4, n_step=3, gamma=GAMMA) for _ in range(2))
+    for part in (data[:, :4], data[:, 4:]):
+        batched.extend(part)
+        single = part[0]
+        single.names = ["time"]
+        one.extend(single)
+    assert (stored(one) == stored(batched)).all()
+
+
 def test_storage_takes_little_more_than_its_tensors():
     """A million Go2-sized transitions, by the bytes of the storage's own tensors."""
     capacity, widths = 1_000_000, {"obs": 45, "critic": 49, "action": 12}

@@ -12,7 +12,7 @@ from reference.flashsac import RewardScale
 from tensordict import TensorDict
 
 from unilab.data import RewardNormalizer
-from unilab.errors import ConfigError
+from unilab.errors import ConfigError, NonFiniteError
 
 GAMMA = 0.9
 
@@ -121,6 +121,30 @@ def test_ticks_without_time_and_flags_and_rewards_of_any_type_give_the_same_scal
         ticks.update(numbers[:, tick])
     assert torch.equal(whole.scale, ticks.scale)
     assert ticks.normalize(numbers)["next", "reward"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("envs", [[], [2, 2]])
+def test_a_collectors_time_dimension_is_known_by_its_name(envs):
+    """``[T]`` of an unbatched environment is not one tick of ``T`` environments."""
+    flat = random_transitions(4 if envs else 1, 5)
+    data = flat.reshape(*envs, 5)
+    data.names = [*[None] * len(envs), "time"]
+    rewards, want = RewardNormalizer(GAMMA), RewardNormalizer(GAMMA)
+    rewards.update(data)
+    want.update(flat)
+    assert torch.equal(rewards.scale, want.scale)
+
+
+@pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan])
+def test_a_reward_that_is_not_finite_is_refused_and_changes_nothing(bad):
+    rewards = RewardNormalizer(GAMMA)
+    rewards.update(random_transitions(3, 5))
+    before = rewards.state_dict()
+    data = random_transitions(3, 2)
+    data["next", "reward"][1, 1] = bad
+    with pytest.raises(NonFiniteError, match=r"reward .*\[1\]"):
+        rewards.update(data)
+    assert all(torch.equal(v, before[k]) for k, v in rewards.state_dict().items())
 
 
 @pytest.mark.parametrize("batch_size", [[], [2, 3, 4]])

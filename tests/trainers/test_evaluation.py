@@ -55,6 +55,13 @@ def test_an_environment_without_episode_length_needs_max_steps(session):
         Evaluator(PendulumEnv(), session().policy)
 
 
+def test_an_unbatched_environment_can_be_evaluated():
+    env = PendulumEnv()
+    metrics = Evaluator(env, lambda td: td.set("action", torch.zeros(1)), max_steps=3)()
+    assert metrics["Eval/episode_length"] == 3.0
+    assert metrics["Eval/return"] < 0.0
+
+
 def test_episodes_are_whole_if_a_task_starts_its_first_ones_at_random_lengths():
     env = unilab.make(
         "pendulum_swingup", num_envs=8, seed=0, overrides={"init_at_random_ep_len": True}

@@ -220,6 +220,14 @@ def test_only_finished_episodes_are_reported():
     assert tracker.drain() == (60.0, 3.0, 1)
 
 
+def test_an_unbatched_collectors_ticks_are_steps_of_one_episode():
+    tracker = EpisodeTracker()
+    data = transitions([[1.0, 2.0, 4.0]], [[False, False, True]])[0]
+    data.names = ["time"]
+    tracker.update(data)
+    assert tracker.drain() == (7.0, 3.0, 1)
+
+
 def test_an_episode_starts_at_zero_after_the_one_before():
     tracker = EpisodeTracker()
     tracker.update(transitions([[1.0, 1.0, 4.0]], [[False, True, True]]))

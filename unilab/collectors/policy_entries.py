@@ -64,7 +64,7 @@ class PolicyEntries:
         values.update(self._written.get("next", self._empty))
         for key in list(values.keys(True, True)):
             value = values.get(key)
-            rows = reset.reshape(*reset.shape, *(1,) * (value.ndim - reset.ndim)).to(value.device)
+            rows = reset.reshape(reset.shape + (1,) * (value.ndim - reset.ndim)).to(value.device)
             start = root.get(key) if key in self._env_keys else torch.zeros_like(value)
             values.set(key, torch.where(rows, start, value))
         self._current = values

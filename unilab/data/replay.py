@@ -11,6 +11,7 @@ from torch import Tensor
 from torchrl.data import LazyTensorStorage, RandomSampler, TensorDictReplayBuffer
 from torchrl.envs.transforms import MultiStepTransform, Transform
 
+from unilab.data.ticks import as_ticks, has_time
 from unilab.errors import ConfigError, did_you_mean
 
 #: The entries that learning reads; all others of a collector are dropped.
@@ -76,7 +77,7 @@ def make_replay_buffer(
             raise ConfigError(f"{name} must be at least 1, got {value}")
     if n_step > 1 and (gamma is None or not 0.0 < gamma <= 1.0):
         raise ConfigError(f"gamma must be in (0, 1] with n_step={n_step}, got {gamma}")
-    buffer = TensorDictReplayBuffer(
+    buffer = _ReplayBuffer(
         storage=_Storage(capacity, device=device),
         sampler=RandomSampler(),
         transform=_SelectKeys(keys, n_step, gamma),
@@ -86,6 +87,18 @@ def make_replay_buffer(
     if seed is not None:
         buffer.set_rng(torch.Generator().manual_seed(seed))
     return buffer
+
+
+class _ReplayBuffer(TensorDictReplayBuffer):
+    """TorchRL's buffer; empty means no ticks held back and no batches sampled ahead, too."""
+
+    def empty(self, empty_write_count: bool = True) -> None:
+        with self._futures_lock:
+            self._clear_prefetch_queue_locked()
+            super().empty(empty_write_count)
+        for transform in self._transform:
+            if isinstance(transform, _SelectKeys):
+                transform.empty()
 
 
 class _Storage(LazyTensorStorage):
@@ -145,6 +158,11 @@ class _SelectKeys(Transform):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         return tensordict
 
+    def empty(self) -> None:
+        """Drop the ticks held back."""
+        if self._n_step is not None:
+            self._n_step.empty()
+
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase | None:
         kept = tensordict.select(*self._keys, strict=False)
         present = set(kept.keys(include_nested=True, leaves_only=True))
@@ -169,17 +187,23 @@ class _NStep:
     """
 
     def __init__(self, n_step: int, gamma: float | None) -> None:
-        self._multi_step = MultiStepTransform(n_step, gamma)
+        self._settings = (n_step, gamma)
+        self.empty()
+
+    def empty(self) -> None:
+        """Start without earlier ticks."""
+        self._multi_step = MultiStepTransform(*self._settings)
         self._held: TensorDictBase | None = None  # The last n_step ticks, [n_step, N].
         self._ticks = 0
 
     def __call__(self, data: TensorDictBase) -> TensorDictBase | None:
         """The ``[M]`` transitions that are complete after these ``[N, T]`` ticks."""
-        if data.batch_dims != 2:
+        if data.batch_dims == 1 and not has_time(data):
             raise ConfigError(
                 "data must have batch size [N, T] in time order with n_step > 1, got "
                 f"{list(data.batch_size)}: extend the buffer before flattening"
             )
+        data = as_ticks(data)
         envs, new = data.batch_size
         if self._held is not None and self._held.batch_size[1] != envs:
             raise ConfigError(

@@ -6,7 +6,8 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from unilab.errors import ConfigError
+from unilab.data.ticks import as_ticks
+from unilab.errors import ConfigError, NonFiniteError
 
 
 class RewardNormalizer:
@@ -54,13 +55,25 @@ class RewardNormalizer:
 
         Args:
             data: ``[N, T]`` in time order, or ``[N]`` for one tick, with ``("next", "reward")`` and
-                ``("next", "done")``; the same ``N`` environments each call.
+                ``("next", "done")``; the same ``N`` environments each call. ``[T]`` of one
+                environment needs the dimension's name ``"time"``, as collectors give it.
+
+        Raises:
+            NonFiniteError: a reward is NaN or infinite; the statistics stay as they were. On an
+                accelerator, where the check would wait for the device, the scale becomes NaN
+                instead, and so does the critic's loss.
         """
-        if data.batch_dims not in (1, 2):
-            raise ConfigError(f"data must be [N] or [N, T], got {list(data.batch_size)}")
-        rows = data.batch_size[0]
-        reward = data["next", "reward"].reshape(rows, -1).double()
-        done = data["next", "done"].reshape(rows, -1)
+        data = as_ticks(data.select(("next", "reward"), ("next", "done")))
+        rows, ticks = data.batch_size
+        reward = data["next", "reward"].reshape(rows, ticks).double()
+        done = data["next", "done"].reshape(rows, ticks)
+        if reward.device.type == "cpu" and not (finite := reward.isfinite().all(1)).all():
+            bad = finite.logical_not().nonzero().flatten().tolist()
+            raise NonFiniteError(
+                f"reward must be finite, got NaN or infinity from environments {bad}: look for a "
+                "division or an exponential in the reward",
+                bad,
+            )
         resized = self._returns is not None and self._returns.shape[0] != rows
         if self._returns is None or (resized and self._just_loaded):
             # A run may be resumed with another number of environments: their episodes are new.

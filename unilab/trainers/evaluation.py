@@ -16,7 +16,7 @@ class Evaluator:
     """Runs a policy without exploration on a separate environment.
 
     Args:
-        env: batched environment ``[N]`` that training does not use.
+        env: environment, batched ``[N]`` or single, that training does not use.
         policy: follows TorchRL's exploration type; the deterministic action is taken.
         max_steps: longest episode in control steps; the environment's ``max_episode_length`` by
             default.
@@ -69,7 +69,7 @@ class Evaluator:
         age = getattr(self.env, "episode_length", None)
         if isinstance(age, torch.Tensor):
             age.zero_()  # whole episodes, even if the task starts its first ones at random lengths
-        alive = torch.ones(self.env.batch_size[0], device=data.device, dtype=torch.bool)
+        alive = torch.ones(data.numel(), device=data.device, dtype=torch.bool)
         total = torch.zeros_like(alive, dtype=torch.float32)
         length = torch.zeros_like(total)
         terminated = torch.zeros_like(alive)

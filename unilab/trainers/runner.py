@@ -14,6 +14,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch.profiler import ProfilerAction, profile, record_function
 from torchrl import timeit
 
+from unilab.data.ticks import as_ticks
 from unilab.errors import ConfigError, NonFiniteError
 from unilab.trainers.async_runner import AsyncRunner
 from unilab.trainers.run import Run
@@ -43,8 +44,8 @@ class OffPolicyRunner(AsyncRunner):
     current batch (:class:`~unilab.trainers.AsyncRunner`).
 
     Args:
-        collector: yields transitions ``[N, T]`` (or ``[N]``) in time order: a TorchRL collector or
-            any iterable of TensorDicts.
+        collector: yields transitions ``[N, T]`` in time order, of the same ``N`` environments: a
+            TorchRL collector or any iterable of TensorDicts.
         learner: its ``update_count`` is logged.
         buffer: its length is logged.
         training: intervals of evaluation, checkpoints and metrics, the time limit, the trace.
@@ -124,7 +125,7 @@ class OffPolicyRunner(AsyncRunner):
         before = self.run.counters.frames
         self.run.advance(data.numel())
         self._update_minutes()
-        self._ticks += data.shape[1] if data.batch_dims > 1 else 1
+        self._ticks += as_ticks(data).shape[1]
         self._episodes.update(data)
         if self._profiler is not None:
             self._profiler.step()
@@ -270,9 +271,9 @@ class EpisodeTracker:
         self._ended: torch.Tensor | None = None
 
     def update(self, data: TensorDictBase) -> None:
-        """Adds a batch ``[N, T]`` (or ``[N]``) in time order."""
-        reward = data.get(("next", "reward")).reshape(data.shape[0], -1)
-        done = data.get(("next", "done")).reshape(data.shape[0], -1)
+        """Adds a batch in time order, of the shapes that a collector gives."""
+        data = as_ticks(data.select(("next", "reward"), ("next", "done")))
+        reward, done = (data.get(("next", k)).reshape(data.shape) for k in ("reward", "done"))
         if self._running is None or self._ended is None:
             # Rows: return and length of each running episode; then their sums and the count.
             self._running = reward.new_zeros(2, reward.shape[0])

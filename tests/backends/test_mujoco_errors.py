@@ -9,12 +9,18 @@ from unilab.errors import ConfigError, EnvFaultedError
 
 
 @pytest.mark.parametrize(
-    ("num_envs", "keyframe", "name"),
-    [(0, None, "num_envs"), (2**31 - 1, None, "num_envs"), (1, "hone", "'hone'.*'home'")],
+    ("num_envs", "kwargs", "name"),
+    [
+        (0, {}, "num_envs"),
+        (2.5, {}, "num_envs"),
+        (2**31 - 1, {}, "num_envs"),
+        (1, {"num_threads": 1.5}, "num_threads"),
+        (1, {"keyframe": "hone"}, "'hone'.*'home'"),
+    ],
 )
-def test_bad_argument_is_named(rig_model, num_envs, keyframe, name):
+def test_bad_argument_is_named(rig_model, num_envs, kwargs, name):
     with pytest.raises(ConfigError, match=name):
-        MujocoBackend(rig_model, num_envs, keyframe=keyframe)
+        MujocoBackend(rig_model, num_envs, **kwargs)
 
 
 @pytest.mark.parametrize(

@@ -179,6 +179,7 @@ BAD_ACTIONS = {
     "dtype": (torch.zeros(4, 2, dtype=torch.float64), ConfigError),
     "device": (torch.zeros(4, 2, device="meta"), ConfigError),
     "nan": (torch.tensor([[0.0, NAN], [0.0, 0.0], [INF, 0.0], [0.0, 0.0]]), NonFiniteError),
+    "large": (torch.tensor([[0.0, 2e10], *[[0.0, 0.0]] * 2, [-1e30, 0.0]]), NonFiniteError),
     "both infinities": (torch.tensor([[INF, -INF], *[[0.0, 0.0]] * 3]), NonFiniteError),
 }
 
@@ -192,12 +193,28 @@ def test_c6_bad_action_is_refused_before_physics_moves(tmp_path, kind):
     with pytest.raises(error, match="action") as caught:
         env._step(TensorDict({"action": action}, [4]))
     if error is NonFiniteError:
-        assert caught.value.rows == ([0, 2] if kind == "nan" else [0])
+        assert caught.value.rows == {"nan": [0, 2], "large": [0, 3]}.get(kind, [0])
     assert torch.equal(physics_state(env), physics)
     assert torch.equal(env.generator.get_state(), generator)
     assert env.export_training_state()["control_steps"] == 0
     assert not env.action_manager.action.any()
     assert env.step(act(env, root))["next", "obs"].isfinite().all()
+
+
+def test_c6_an_action_whose_control_physics_would_take_as_zero_is_refused(tmp_path):
+    """MuJoCo takes controls beyond 1e10 as 0."""
+    env = twins(tmp_path, actions={"effort": mdp.JointEffortActionCfg(scale=9e9)})
+    root = act(env, env.reset(), 1.1)
+    env.step(root)
+    root["action"][3, 1] = -1.2
+    physics = physics_state(env)
+    with pytest.raises(NonFiniteError, match="action") as caught:
+        env.step(root)
+    assert caught.value.rows == [3]
+    assert torch.equal(physics_state(env), physics)
+    env.step(act(env, root, 1.1))
+    with pytest.raises(ConfigError, match="scale"):
+        twins(tmp_path, actions={"effort": mdp.JointEffortActionCfg(scale=2e10)})
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from unilab.envs import (
     reads,
 )
 from unilab.errors import CapabilityError, ConfigError, EnvFaultedError, NonFiniteError
+from unilab.tasks.velocity.go2 import go2_velocity_flat
 
 NAN, INF = math.nan, math.inf
 
@@ -227,6 +228,24 @@ def test_value_of_a_config_that_does_not_fit_is_refused_by_name(name):
 def test_argument_of_an_environment_that_does_not_fit_is_refused(tmp_path, name, value):
     with pytest.raises(ConfigError, match=name):
         ManagerBasedRlEnv(twins_cfg(tmp_path), **{"num_envs": 1, name: value})
+
+
+@pytest.mark.parametrize("cfg", [go2_velocity_flat, "go2_velocity_flat", None])
+def test_something_else_in_the_place_of_a_config_is_refused(cfg):
+    with pytest.raises(ConfigError, match=r"cfg .*go2_velocity_flat|cfg .*None"):
+        ManagerBasedRlEnv(cfg, num_envs=1)
+
+
+def test_an_environment_can_be_printed_while_it_is_built(tmp_path):
+    printed = []
+
+    def show(env):
+        printed.append(repr(env))
+        return torch.zeros(env.num_envs)
+
+    env = twins(tmp_path, rewards={"show": RewardTermCfg(func=show, weight=1.0)})
+    assert printed == ["ManagerBasedRlEnv(num_envs=4, device=cpu)"]
+    assert repr(env) == "ManagerBasedRlEnv(num_envs=4, obs=4, action=2, device=cpu)"
 
 
 def torque(env, env_ids=None):

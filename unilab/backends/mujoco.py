@@ -23,6 +23,7 @@ from unilab.backends.base import (
     TensorCapabilities,
     TensorExecution,
 )
+from unilab.checks import check_fits, to_num_envs
 from unilab.errors import CapabilityError, ConfigError, EnvFaultedError, did_you_mean
 
 _logger = logging.getLogger(__name__)
@@ -64,6 +65,8 @@ class MujocoBackend(SimBackend):
         fields: Sequence[str] = (),
         current: bool = False,
     ) -> None:
+        num_envs = to_num_envs(num_envs)
+        check_fits("num_threads", num_threads, int)
         # A copy, because the flag below must not change the caller's model.
         self.mj_model = copy(model) if isinstance(model, mujoco.MjModel) else _load(Path(model))
         # A diverged environment must stay visible as non-finite; MuJoCo would reset it.
@@ -75,7 +78,7 @@ class MujocoBackend(SimBackend):
             self._batch = Batch(self.mj_model, num_envs, num_threads)
         except (ValueError, MemoryError) as error:
             raise ConfigError(
-                f"num_envs must be positive and fit into memory, got {num_envs} (MuJoCo: {error})"
+                f"num_envs must fit into memory, got {num_envs} (MuJoCo: {error})"
             ) from error
         self._rows = torch.from_numpy(self._batch.state)  # all state fields are its columns
         self.num_envs = num_envs

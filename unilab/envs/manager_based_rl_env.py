@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from unilab.backends import MujocoBackend, SimBackend
-from unilab.checks import Count, Positive, check_fields, to_num_envs
+from unilab.checks import Count, Positive, check_fields
 from unilab.envs.deployment import deployment_metadata
 from unilab.envs.episode_sums import EpisodeSums
 from unilab.envs.managers.action import ActionManager, ActionTermCfg
@@ -24,8 +24,7 @@ from unilab.envs.managers.reward import RewardManager, RewardTermCfg
 from unilab.envs.managers.term import Term
 from unilab.envs.managers.termination import TerminationManager, TerminationTermCfg
 from unilab.envs.nan_guard import NanGuard, NanGuardCfg
-from unilab.envs.nonfinite import require_finite
-from unilab.envs.scene import MAX_VALUE, EntityScene, SceneCfg
+from unilab.envs.scene import EntityScene, SceneCfg
 from unilab.envs.torch_env import TorchEnv
 from unilab.errors import CapabilityError, ConfigError, NonFiniteError
 
@@ -89,8 +88,11 @@ class ManagerBasedRlEnv(TorchEnv):
         seed: int | None = None,
         backend: SimBackend | None = None,
     ) -> None:
+        if not isinstance(cfg, ManagerBasedRlEnvCfg):
+            raise ConfigError(
+                f"cfg must be a ManagerBasedRlEnvCfg, got {cfg!r}: call a function that returns one"
+            )
         self.cfg = cfg
-        num_envs = to_num_envs(num_envs)
         if backend is None:
             backend = MujocoBackend(
                 cfg.scene.model, num_envs, num_threads=cfg.num_threads, keyframe=cfg.scene.keyframe
@@ -99,7 +101,6 @@ class ManagerBasedRlEnv(TorchEnv):
         staggered = cfg.init_at_random_ep_len
         super().__init__(num_envs=num_envs, device=device, seed=seed, staggered=staggered)
         self.backend = backend
-        self._actuators = [actuator.name for actuator in backend.actuators]
         self.step_dt = cfg.decimation * backend.timestep
         self.max_episode_length = max(1, round(cfg.episode_length_s / self.step_dt))
         self.scene = EntityScene(cfg.scene, backend, self.device)
@@ -134,7 +135,7 @@ class ManagerBasedRlEnv(TorchEnv):
         if cfg.nan_guard is not None:
             self._guard = NanGuard(cfg.nan_guard, backend, self.action_manager.action_dim)
             self.scene.before_write = self._guard.record_write
-        self._make_specs(self.action_manager.action_dim)
+        self._make_specs(self.action_manager.action_dim, self.action_manager.max_action)
 
     @property
     def obs_groups_spec(self) -> dict[str, int]:
@@ -166,16 +167,10 @@ class ManagerBasedRlEnv(TorchEnv):
 
     def _physics(self, action: Tensor) -> None:
         ctrl = self.action_manager.process(action)
-        if self._guard is not None:
-            self._guard.record(action, ctrl)
-        require_finite(
-            f"controls are not finite or beyond {MAX_VALUE:g}",
-            self._actuators,
-            ctrl.T,
-            limit=MAX_VALUE,  # which MuJoCo as well would take as 0
-        )
         if self.recorder_manager.active:
             self.recorder_manager.pre_step()
+        if self._guard is not None:
+            self._guard.record(action, ctrl)
         self.backend.step_tensor(ctrl, self.cfg.decimation)
         if self._guard is not None:
             self._guard.record_after()

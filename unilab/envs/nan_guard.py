@@ -16,7 +16,7 @@ from unilab.checks import Count, check_fields
 from unilab.envs.scene import StagedWrite
 from unilab.errors import ConfigError, NonFiniteError, why_unreadable
 
-DUMP_VERSION = 3
+DUMP_VERSION = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,6 @@ class NanGuard:
         self._actions = torch.zeros(cfg.buffer_size, backend.num_envs, action_dim)
         self._ctrls = torch.zeros(cfg.buffer_size, backend.num_envs, len(backend.actuators))
         self._after = torch.zeros_like(self._state)
-        self._stepped = False
         self._recorded = 0
         self._overwritten: dict[int, _Overwritten] = {}
 
@@ -75,14 +74,12 @@ class NanGuard:
         self._actions[at].copy_(action)
         self._ctrls[at].copy_(ctrl)
         self._recorded += 1
-        self._stepped = False
         for field in self._overwritten.values():
             field.rows.fill_(False)
 
     def record_after(self) -> None:
         """Save the state after physics, before events and resets write to it."""
         self._after.copy_(self._state)
-        self._stepped = True
 
     def record_write(self, write: StagedWrite, rows: Tensor) -> None:
         """Save the values of a model parameter that a write is about to replace."""
@@ -113,7 +110,6 @@ class NanGuard:
             "states": self._states[order][:, rows].clone(),
             "actions": self._actions[order][:, rows].clone(),
             "ctrls": self._ctrls[order][:, rows].clone(),
-            "stepped": self._stepped,
             "after": self._after[rows].clone(),
             "last": self._state[rows].clone(),
             "models": [torch.frombuffer(model, dtype=torch.uint8) for model in models],
@@ -187,19 +183,13 @@ def _replay_row(dump: dict[str, Any], i: int, backend: type[SimBackend]) -> tupl
     states, last = dump["states"][:, i], dump["last"][i]
     if not len(states):
         return f"it had taken no step; its state was {_finite(last)}", True
-    ctrl, same = dump["ctrls"][-1, i], True
-    if dump["stepped"]:
-        after = backend.replay(
-            dump["models"][i].numpy().tobytes(), states[-1], ctrl.double(), dump["nstep"]
-        )
-        same = _same(after, dump["after"][i])
-        verdict = "the same" if same else "NOT the same"
-        found = f"physics is {_finite(after)} after the last step, {verdict} as then, bit for bit"
-        if not _same(last, dump["after"][i]):
-            found += f"; an event or a reset wrote to it since, and it was {_finite(last)}"
-    else:
-        values = " ".join(f"{value:.3g}" for value in ctrl)
-        found = f"physics did not take the last step, whose controls are {_finite(ctrl)}: {values}"
+    model, ctrl = dump["models"][i].numpy().tobytes(), dump["ctrls"][-1, i].double()
+    after = backend.replay(model, states[-1], ctrl, dump["nstep"])
+    same = _same(after, dump["after"][i])
+    verdict = "the same" if same else "NOT the same"
+    found = f"physics is {_finite(after)} after the last step, {verdict} as then, bit for bit"
+    if not _same(last, dump["after"][i]):
+        found += f"; an event or a reset wrote to it since, and it was {_finite(last)}"
     largest = ", ".join(_largest(state, dump["fields"]) for state in states[-5:])
     return f"{found}; largest value of each of the last states before it: {largest}", same
 

@@ -15,11 +15,8 @@ from torch import Tensor
 from unilab.backends import HostBridgeTransferPlan, SimBackend
 from unilab.backends.base import Source
 from unilab.envs.entity import DERIVED_FIELDS, Entity, EntityCfg, SceneEntityCfg
-from unilab.envs.nonfinite import bad_rows, is_finite, is_within, non_finite
+from unilab.envs.nonfinite import MAX_VALUE, bad_rows, is_finite, is_within, non_finite
 from unilab.errors import ConfigError, NonFiniteError, did_you_mean
-
-MAX_VALUE = 1e10
-"""Largest value of a state that has not diverged, as MuJoCo's ``mjMAXVAL``."""
 
 Read = tuple[str, str]
 """An entity and one of its fields, or an empty string and a sensor."""
@@ -235,7 +232,7 @@ class EntityScene:
     def check_finite(self, lose_rows: bool = False) -> None:
         """Check the packet, with one reduction.
 
-        ``lose_rows`` marks rows in ``diverged``, those with values beyond :data:`MAX_VALUE` too,
+        ``lose_rows`` marks rows in ``diverged``, those with values beyond ``MAX_VALUE`` too,
         instead of an error, and lets terms read zeros there.
         """
         packet = self.plan.packet

@@ -16,7 +16,7 @@ from torchrl.data import Bounded, Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase
 
 from unilab.checks import to_device, to_num_envs, to_seed
-from unilab.envs.nonfinite import is_finite, non_finite
+from unilab.envs.nonfinite import MAX_VALUE, is_within, non_finite
 from unilab.errors import CapabilityError, ConfigError, EnvFaultedError
 
 FLAGS = ("done", "terminated", "truncated")
@@ -125,8 +125,10 @@ class TorchEnv(EnvBase):
         }
 
     def extra_repr(self) -> str:
-        widths = {**self.obs_groups_spec, "action": self._action_shape[-1]}
-        shown = {"num_envs": self.num_envs, **widths, "device": self.device}
+        shown: dict[str, object] = {"num_envs": self.num_envs}
+        if "_action_shape" in vars(self):  # not while the environment is built
+            shown |= {**self.obs_groups_spec, "action": self._action_shape[-1]}
+        shown["device"] = self.device
         return ", ".join(f"{name}={value}" for name, value in shown.items())
 
     def describe(self) -> str:
@@ -194,10 +196,13 @@ class TorchEnv(EnvBase):
     def _on_fault(self, error: BaseException) -> None:
         """Save diagnostics before the environment is marked as faulted."""
 
-    def _make_specs(self, action_dim: int) -> None:
-        """Publish TorchRL's specs; call at the end of construction."""
+    def _make_specs(self, action_dim: int, max_action: float = MAX_VALUE) -> None:
+        """Publish TorchRL's specs; call at the end of construction.
+
+        Larger actions than ``max_action`` are refused: physics would take their controls as 0.
+        """
         groups, n, device = self.obs_groups_spec, self.num_envs, self.device
-        self._action_shape = torch.Size((n, action_dim))
+        self._action_shape, self._max_action = torch.Size((n, action_dim)), max_action
         small = device.type == "cpu" and n * max(action_dim, *groups.values()) < _PARALLEL_GRAIN
         self._threads: AbstractContextManager[None] = _OneThread() if small else nullcontext()
         self.observation_spec = Composite(
@@ -425,9 +430,11 @@ class TorchEnv(EnvBase):
                 f"action must be {wanted[0]} of shape {tuple(wanted[1])} on {wanted[2]}, got "
                 f"{action.dtype} of shape {tuple(action.shape)} on {action.device}"
             )
-        if not is_finite(action):
-            what = "actions are not finite: look for a diverged policy"
-            raise non_finite(what, {"action": action})
+        if not is_within(action, self._max_action):
+            what = (
+                f"actions are not finite or beyond {self._max_action:g}: has the policy diverged?"
+            )
+            raise non_finite(what, {"action": action}, limit=self._max_action)
         return action
 
     def _checked_rows(self, env_ids: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from unilab.backends.base import ActuatorInfo
 from unilab.envs.entity import Patterns, find_names
 from unilab.envs.managers.delay import DelayBuffer, DelayCfg, DelaySpec
 from unilab.envs.managers.term import naming, table
+from unilab.envs.nonfinite import MAX_VALUE
 from unilab.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -78,6 +79,8 @@ class ActionManager:
         """``[action_dim]``."""
         self.offset = torch.tensor(offsets, device=device)
         """``[action_dim]``."""
+        self.max_action = _max_action(self.scale, self.offset)
+        """Largest action of any column whose control physics accepts."""
         self.action = torch.zeros(env.num_envs, len(ids), device=device)
         """``[num_envs, action_dim]``, the current action; zeros after a reset."""
         self.prev_action = torch.zeros_like(self.action)
@@ -126,6 +129,17 @@ def _offsets(
     if not term.use_default_offset:
         return centred
     return [float(backend.default_qpos[joints[a.joint].qpos.start]) for a in actuators if a.joint]
+
+
+def _max_action(scale: Tensor, offset: Tensor) -> float:
+    """The largest action whose controls stay within ``MAX_VALUE``."""
+    limit = float(((MAX_VALUE - offset.abs()) / scale.abs()).amin().clamp(max=MAX_VALUE))
+    if not limit >= 1.0:
+        raise ConfigError(
+            f"scale of actions must keep controls within {MAX_VALUE:g} for actions in [-1, 1], got "
+            f"{scale.tolist()}"
+        )
+    return limit
 
 
 def _driven(label: str, term: ActionTermCfg, names: list[str]) -> tuple[list[int], list[float]]:

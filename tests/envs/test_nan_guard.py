@@ -107,6 +107,20 @@ def test_a_task_may_lose_a_row_that_diverges(tmp_path, value):
     assert env.drain_metrics()["Episode_Termination/lost"] == 0.2
 
 
+def test_the_first_rows_that_are_lost_are_dumped_and_the_run_continues(tmp_path, caplog):
+    env = guarded(tmp_path, terminations={**twins_cfg(tmp_path).terminations, **LOST})
+    root = env.reset()
+    for _ in range(3):
+        _, root = env.step_and_maybe_reset(act(env, root, 0.4))
+        env.backend.get_state_views()["qvel"][5] = torch.nan
+    path = tmp_path / "dumps" / "nan_dump_1.pt"
+    assert list(path.parent.iterdir()) == [path]
+    assert f"unilab replay-dump {path}" in caplog.text
+    replay = replay_dump(path)
+    assert replay.same
+    assert "row 5: physics is not finite after the last step, the same" in replay.report
+
+
 def test_a_lost_row_ends_for_no_other_reason():
     """A robot of zeros would lie too low, and time may run out in the same step."""
     env = go2(4, terminations={**go2().cfg.terminations, **LOST})

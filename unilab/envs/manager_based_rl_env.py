@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ from unilab.envs.nan_guard import NanGuard, NanGuardCfg
 from unilab.envs.scene import EntityScene, SceneCfg
 from unilab.envs.torch_env import TorchEnv
 from unilab.errors import CapabilityError, ConfigError, NonFiniteError
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +138,7 @@ class ManagerBasedRlEnv(TorchEnv):
         if cfg.nan_guard is not None:
             self._guard = NanGuard(cfg.nan_guard, backend, self.action_manager.action_dim)
             self.scene.before_write = self._guard.record_write
+        self._lost_rows = False
         self._make_specs(self.action_manager.action_dim, self.action_manager.max_action)
 
     @property
@@ -175,7 +179,10 @@ class ManagerBasedRlEnv(TorchEnv):
         if self._guard is not None:
             self._guard.record_after()
         self.scene.read()
-        self.scene.check_finite(self.termination_manager.loses_rows)
+        lost = self.scene.check_finite(self.termination_manager.loses_rows)
+        if lost is not None and self._guard is not None and not self._lost_rows:
+            self._lost_rows = True  # the first only: rows may be lost in every step
+            _logger.warning("%s. %s", lost, self._dump(self._guard, lost))
 
     def _evaluate(self) -> tuple[Tensor, Tensor, Tensor]:
         self.episode_sums.step()
@@ -197,17 +204,20 @@ class ManagerBasedRlEnv(TorchEnv):
 
     def _on_fault(self, error: BaseException) -> None:
         if self._guard is not None and isinstance(error, NonFiniteError):
-            try:
-                path = self._guard.dump(
-                    error,
-                    control_steps=self.common_step_counter,
-                    nstep=self.cfg.decimation,
-                    seed=self.generator.initial_seed(),
-                )
-            except Exception as refused:  # OSError, RuntimeError, ..., depending on the writer
-                error.add_note(f"Its last states could not be written: {refused}")
-                return
-            error.add_note(f"Its last states are in {path}: unilab replay-dump {path}")
+            error.add_note(self._dump(self._guard, error))
+
+    def _dump(self, guard: NanGuard, error: NonFiniteError) -> str:
+        """Write the last states of the error's rows, and say where they are."""
+        try:
+            path = guard.dump(
+                error,
+                control_steps=self.common_step_counter,
+                nstep=self.cfg.decimation,
+                seed=self.generator.initial_seed(),
+            )
+        except Exception as refused:  # OSError, RuntimeError, ..., depending on the writer
+            return f"Its last states could not be written: {refused}"
+        return f"Its last states are in {path}: unilab replay-dump {path}"
 
     def _observe(self, rows: Tensor | None = None) -> dict[str, Tensor]:
         return self.observation_manager.compute(rows)

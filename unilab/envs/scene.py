@@ -229,28 +229,29 @@ class EntityScene:
             self.plan.read_rows(rows)
         self._changed()
 
-    def check_finite(self, lose_rows: bool = False) -> None:
-        """Check the packet, with one reduction.
+    def check_finite(self, lose_rows: bool = False) -> NonFiniteError | None:
+        """Check the packet, with one reduction, and raise an error that names rows and fields.
 
-        ``lose_rows`` marks rows in ``diverged``, those with values beyond ``MAX_VALUE`` too,
-        instead of an error, and lets terms read zeros there.
+        ``lose_rows`` returns the error instead, also for values beyond ``MAX_VALUE``, marks its
+        rows in ``diverged`` and lets terms read zeros there.
         """
         packet = self.plan.packet
-        if lose_rows:
-            # Before a term could overflow.
-            if is_within(packet, MAX_VALUE):
+        # Larger values are lost before a term could overflow.
+        limit = MAX_VALUE if lose_rows else None
+        if is_finite(packet) if limit is None else is_within(packet, limit):
+            if lose_rows:
                 self.diverged.fill_(False)
-            else:
-                torch.logical_not((packet.abs() <= MAX_VALUE).all(1), out=self.diverged)
-                packet.masked_fill_(self.diverged.unsqueeze(1), 0.0)
-            return
-        if is_finite(packet):
-            return
+            return None
         values = {
             f"{entity}.{name}" if entity else f"sensor:{name}": packet[:, cols]
             for (entity, name), cols in zip(self._declared, self.plan.columns, strict=True)
         }
-        raise non_finite("physics left non-finite values", values)
+        error = non_finite("physics left non-finite values", values, limit=limit)
+        if not lose_rows:
+            raise error
+        torch.logical_not((packet.abs() <= MAX_VALUE).all(1), out=self.diverged)
+        packet.masked_fill_(self.diverged.unsqueeze(1), 0.0)
+        return error
 
     def _changed(self) -> None:
         for entity in self.entities.values():

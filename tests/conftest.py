@@ -9,6 +9,7 @@ from multiprocessing import forkserver
 
 import pytest
 import torch
+from reference.accelerator import Traffic, attached
 
 from unilab.collectors import process
 
@@ -28,6 +29,13 @@ def heeded_hangup() -> Iterator[None]:
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
+
+
+@pytest.fixture
+def accelerator() -> Iterator[Traffic]:
+    """Attach the emulated device ``reference.accelerator.DEVICE``; its copies and waits so far."""
+    with attached() as traffic:
+        yield traffic
 
 
 @pytest.fixture

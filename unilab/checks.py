@@ -35,6 +35,9 @@ Positive = Annotated[float, "above 0"]
 Count = Annotated[int, "at least 1"]
 """Annotation of an integer of at least 1."""
 
+DEVICE_TYPES = ("cpu", "cuda")
+"""Devices that terms can run on."""
+
 # Numbers end up in float32 tensors, where a larger one would be infinite.
 _LARGEST = 3.4028234663852886e38
 _WORDS = {
@@ -151,7 +154,7 @@ def to_device(value: Any) -> torch.device:
         device = torch.device(value) if isinstance(value, str | torch.device) else None
     except RuntimeError:
         device = None
-    if device is None or device.type not in ("cpu", "cuda"):
+    if device is None or device.type not in DEVICE_TYPES:
         raise ConfigError(f"device must be 'cpu', 'cuda' or 'cuda:<n>', got {str(value)!r}")
     return device
 

@@ -146,8 +146,9 @@ class HostBridgeTransferPlan:
         return self.packet
 
     def read_rows(self, rows: Tensor) -> Tensor:
-        """Update rows ``[n]``, int64 on the CPU, of the packet from physics."""
-        selected = torch.cat([view.index_select(0, rows) for view in self._views], dim=1).float()
+        """Update rows ``[n]`` int64 of the packet from physics."""
+        on_host = rows.cpu()
+        selected = torch.cat([view.index_select(0, on_host) for view in self._views], dim=1).float()
         if not self._on_host:
             self._count(selected)
             rows, selected = rows.to(self.packet.device), selected.to(self.packet.device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from reference.processes import semaphores
 from tensordict import TensorDict
 from torchrl.data import ReplayBuffer
 
@@ -240,6 +241,15 @@ def test_n_step_refuses_data_that_it_cannot_join(data, message):
     buffer.extend(ticks(2, 3))
     with pytest.raises(ConfigError, match=message):
         buffer.extend(data)
+
+
+def test_a_buffer_makes_no_semaphore_which_a_killed_process_would_leave_behind():
+    before = semaphores()
+    buffer = make_replay_buffer(100, batch_size=4, n_step=3, gamma=GAMMA, prefetch=2)
+    for _ in range(2):
+        buffer.extend(ticks(2, 3))
+    buffer.sample()
+    assert semaphores() <= before
 
 
 def test_a_capacity_that_cannot_be_allocated_is_named():

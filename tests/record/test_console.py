@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from reference.processes import semaphores
 
 from unilab.record import Progress, RunFolder, closing_summary
 
@@ -59,9 +60,10 @@ def test_the_eta_of_a_resumed_run_is_the_time_limit_if_it_comes_first():
     assert stream.getvalue() == "610/100,000 steps  1 steps/s  ETA 0:50\n"
 
 
-def test_on_a_terminal_a_bar_shows_the_return():
-    stream = Terminal()
+def test_on_a_terminal_a_bar_shows_the_return_and_makes_no_semaphore():
+    stream, before = Terminal(), semaphores()
     progress = Progress(1000, stream=stream)
+    assert semaphores() <= before
     progress.advance(1000)
     progress.show({"Train/return": 3.14159})
     progress.close()

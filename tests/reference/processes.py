@@ -1,7 +1,8 @@
-"""Whether a process runs, and waiting for what another one does."""
+"""Whether a process runs, its semaphores, and waiting for what another one does."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,11 @@ def running(pid: int) -> bool:
     except FileNotFoundError:
         return False
     return state != "Z"
+
+
+def semaphores() -> set[str]:
+    """Named semaphores that this process has open."""
+    return set(re.findall(r"/dev/shm/sem\.\w+", Path("/proc/self/maps").read_text()))
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> float:

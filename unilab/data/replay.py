@@ -78,7 +78,9 @@ def make_replay_buffer(
     if n_step > 1 and (gamma is None or not 0.0 < gamma <= 1.0):
         raise ConfigError(f"gamma must be in (0, 1] with n_step={n_step}, got {gamma}")
     buffer = _ReplayBuffer(
-        storage=_Storage(capacity, device=device),
+        # compilable: counters without named semaphores, which a killed process leaves behind.
+        storage=_Storage(capacity, device=device, compilable=True),
+        compilable=True,
         sampler=RandomSampler(),
         transform=_SelectKeys(keys, n_step, gamma),
         batch_size=batch_size,

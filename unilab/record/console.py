@@ -6,6 +6,7 @@ import math
 import re
 import shlex
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -51,7 +52,7 @@ class Progress:
         self._stops_at = math.inf if max_minutes is None else now + 60.0 * max_minutes
         self._bar = None
         if self._stream is not None and self._stream.isatty():
-            self._bar = tqdm(
+            self._bar = _Bar(
                 total=total,
                 initial=initial,
                 unit=" steps",
@@ -101,6 +102,13 @@ class Progress:
             if self._bar is not None:
                 self._bar.disable = True  # or it would write again when it is deleted
             self._stream = self._bar = None
+
+
+class _Bar(tqdm):
+    """A bar without tqdm's named semaphore, which a killed process would leave behind."""
+
+
+_Bar.set_lock(threading.RLock())
 
 
 def closing_summary(

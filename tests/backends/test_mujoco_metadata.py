@@ -2,9 +2,13 @@
 
 import math
 
+import mujoco
+import numpy as np
+import pytest
 import torch
 
 from unilab.backends import MujocoBackend
+from unilab.errors import ConfigError
 
 
 def test_joints_are_published_with_their_columns_and_limits(backend):
@@ -48,3 +52,42 @@ def test_without_a_keyframe_the_home_pose_is_the_models_own(rig_model):
 def test_a_model_may_be_given_by_path(rig_path):
     backend = MujocoBackend(rig_path, 2, num_threads=1, keyframe="home")
     assert (backend.num_envs, backend.num_threads, backend.timestep) == (2, 1, 0.004)
+
+
+TARGET = """
+<mujoco>
+  <worldbody>
+    <body name="target" mocap="true" pos="1 2 3"/>
+    <body name="arm"><joint name="joint" damping="1"/><geom size="0.1" pos="0 0 0.3"/></body>
+  </worldbody>
+  <actuator><general joint="joint" dyntype="filter" dynprm="0.1"/></actuator>
+  <keyframe>
+    <key name="home" time="2" qpos="0.3" act="0.6" ctrl="0.5" mpos="4 5 6" mquat="0 1 0 0"/>
+    <key name="moving" qvel="0.7"/>
+  </keyframe>
+</mujoco>
+"""
+
+
+@pytest.mark.parametrize("expand", [False, True])
+def test_episodes_begin_with_the_whole_keyframe(expand):
+    backend = MujocoBackend(mujoco.MjModel.from_xml_string(TARGET), 3, keyframe="home")
+    home = backend.get_replay_state().clone()
+    data = mujoco.MjData(backend.mj_model)
+    mujoco.mj_resetDataKeyframe(backend.mj_model, data, 0)
+    if expand:  # a field that MuJoCo's own reset reads
+        backend.expand("body_pos")
+    for _ in range(2):
+        for name in ("qpos", "act", "ctrl", "mocap_pos", "mocap_quat", "time"):
+            expected = np.asarray(getattr(data, name))
+            np.testing.assert_array_equal(backend._batch.bind(name)[2], expected, err_msg=name)
+        backend.step_tensor(torch.ones(3, 1), 5)
+        backend._batch.bind("mocap_pos")[:] = 0.0
+        pose = backend.default_qpos.repeat(3, 1)
+        backend.set_state_tensor(torch.arange(3), pose, torch.zeros(3, 1))
+        assert torch.equal(backend.get_replay_state(), home)
+
+
+def test_a_keyframe_in_motion_is_refused():
+    with pytest.raises(ConfigError, match="qvel of keyframe 'moving'"):
+        MujocoBackend(mujoco.MjModel.from_xml_string(TARGET), 1, keyframe="moving")

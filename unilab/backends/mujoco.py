@@ -48,7 +48,8 @@ class MujocoBackend(SimBackend):
         model: a compiled model or the path of an MJCF file.
         num_envs: environments in the batch.
         num_threads: worker threads including the caller's; 0 takes all cores.
-        keyframe: name of the keyframe that holds the home pose; None takes the model's qpos0.
+        keyframe: name of the keyframe that new episodes start from: its qpos, ctrl, act, mocap
+            poses and time. None takes the model's qpos0, and controls of 0.
         fields: further fields of MuJoCo's ``mjData`` to publish beside the state.
         current: whether ``fields`` are updated to the state after each step, which costs another
             pass of kinematics; if not, they belong to the start of the last substep, as
@@ -78,7 +79,7 @@ class MujocoBackend(SimBackend):
             self._batch = Batch(self.mj_model, num_envs, num_threads)
         except (ValueError, MemoryError) as error:
             raise ConfigError(
-                f"num_envs must fit into memory, got {num_envs} (MuJoCo: {error})"
+                f"MuJoCo cannot make a batch of num_envs={num_envs} of this model: {error}"
             ) from error
         self._rows = torch.from_numpy(self._batch.state)  # all state fields are its columns
         self.num_envs = num_envs
@@ -90,13 +91,16 @@ class MujocoBackend(SimBackend):
             GeomInfo(name=geom.name, body=self.bodies[int(geom.bodyid[0])])
             for geom in map(self.mj_model.geom, range(self.mj_model.ngeom))
         )
-        self.default_qpos, self.default_ctrl = _home(self.mj_model, keyframe)
+        self._keyframe = _find_keyframe(self.mj_model, keyframe)
+        self._batch.reset(keyframe=self._keyframe, stage=_NONE)
         self._outputs: dict[str, Tensor] = {}
         self._expanded: dict[str, Tensor] = {}
         self._views = {name: self._view(name) for name in (*_STATE_FIELDS, *fields)}
         self._qpos, self._qvel = (self._views[name].numpy() for name in ("qpos", "qvel"))
         self._ctrl = self._views["ctrl"]
-        self._ctrl[0] = self.default_ctrl
+        self.default_qpos, self.default_ctrl = (
+            self._views[name][0].clone() for name in ("qpos", "ctrl")
+        )
         # The state of a reset row. Copying it is faster than waking the threads for a few rows.
         self._fresh: np.ndarray | None = self._batch.state[0].copy()
         self.sensor_columns = {  # of sensordata
@@ -164,8 +168,7 @@ class MujocoBackend(SimBackend):
             if reset and self._fresh is not None:
                 self._batch.state[ids] = self._fresh
             elif reset:
-                self._batch.reset(ids, stage=_NONE)
-                self._ctrl.numpy()[ids] = self.default_ctrl.numpy()
+                self._batch.reset(ids, keyframe=self._keyframe, stage=_NONE)
             self._qpos[ids] = qpos.numpy()
             self._qvel[ids] = qvel.numpy()
             # The full forward pass seeds accelerations and contact forces, once per written row.
@@ -323,14 +326,20 @@ def _range(limited: bool, bounds: np.ndarray) -> tuple[float, float]:
     return (float(bounds[0]), float(bounds[1])) if limited else (-np.inf, np.inf)
 
 
-def _home(model: mujoco.MjModel, keyframe: str | None) -> tuple[Tensor, Tensor]:
+def _find_keyframe(model: mujoco.MjModel, keyframe: str | None) -> int:
+    """Index of a keyframe at rest; -1 for the model's own pose."""
     if keyframe is None:
-        return torch.from_numpy(model.qpos0.copy()), torch.zeros(model.nu, dtype=torch.float64)
+        return -1
     names = [model.key(i).name for i in range(model.nkey)]
     if keyframe not in names:
         raise ConfigError(
             f"the model has no keyframe {keyframe!r}{did_you_mean(keyframe, names)}, only {names}: "
             "name another in SceneCfg.keyframe, or None"
         )
-    key = model.key(keyframe)
-    return torch.from_numpy(key.qpos.copy()), torch.from_numpy(key.ctrl.copy())
+    found = names.index(keyframe)
+    if model.key_qvel[found].any():
+        raise ConfigError(
+            f"qvel of keyframe {keyframe!r} must be 0, got {model.key_qvel[found].tolist()}: let a "
+            "reset event write velocities"
+        )
+    return found

@@ -31,7 +31,8 @@ class SceneCfg:
     entities: dict[str, EntityCfg] = field(default_factory=dict)
     """Entities by the name that terms use."""
     keyframe: str | None = "home"
-    """Keyframe with the home pose; None uses the model's zero pose."""
+    """Keyframe that episodes start from, with its activations and mocap poses; None uses the
+    model's zero pose."""
 
 
 @dataclass(frozen=True)

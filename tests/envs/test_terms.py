@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 from envs.tables import ON_TWINS, TWINS, CommandOf, act, drive, twins, twins_cfg
-from tensordict import TensorDict
 
 from unilab.envs import (
     CurriculumTermCfg,
@@ -359,67 +358,3 @@ def test_task_whose_terms_read_nothing_runs(tmp_path):
         terminations={"lost": TerminationTermCfg(func=mdp.nan_detection)},
     )
     assert not drive(env, 3)["next", "done"].any()
-
-
-class Plain(ManagerTermBase):
-    """Counts its calls in each episode."""
-
-    def __init__(self, cfg, env):
-        super().__init__(cfg, env)
-        self.kept = self.make(torch.zeros(env.num_envs, 1))
-        self.calls = 0
-
-    def make(self, n):
-        return n
-
-    def of(self):
-        return self.kept
-
-    def __call__(self, env):
-        self.calls += 1
-        self.of().add_(1.0)
-        return torch.cat((self.of(), torch.full_like(self.of(), self.calls)), 1)
-
-    def reset(self, env_ids):
-        self.of()[env_ids] = 0.0
-
-
-class InList(Plain):
-    def make(self, n):
-        return [n, torch.zeros(3)]
-
-    def of(self):
-        return self.kept[0]
-
-
-class InTensorDict(Plain):
-    def make(self, n):
-        return {"n": (TensorDict({"n": n}, [len(n)]),)}
-
-    def of(self):
-        return self.kept["n"][0]["n"]
-
-
-class Later(Plain):
-    """Makes its state in its first call."""
-
-    def make(self, n):
-        return None
-
-    def of(self):
-        if self.kept is None:
-            self.kept = torch.zeros(self._env.num_envs, 1)
-        return self.kept
-
-
-@pytest.mark.parametrize("kind", [Plain, InList, InTensorDict, Later])
-def test_c09_reset_of_some_rows_restores_the_state_of_the_others(tmp_path, kind):
-    """0011-C9."""
-    env = twins(tmp_path, num_envs=2, episode_length_s=9.0, **observed(kind))
-    assert env.reset()["obs"][:, 0].tolist() == [1.0, 1.0]
-    root = env.step(act(env, env.reset()))["next"]
-    begun = env.reset(env_ids=torch.tensor([0]))
-    assert begun["obs"][:, 0].tolist() == [1.0, 2.0]
-    after = env.step(act(env, begun))["next"]["obs"]
-    assert after[:, 0].tolist() == [2.0, 3.0]
-    assert (after[:, 1] - root["obs"][:, 1]).tolist() == [1.0, 1.0]  # plain numbers as well

@@ -22,7 +22,8 @@ from unilab.envs.managers.metrics import MetricsManager, MetricsTermCfg
 from unilab.envs.managers.observation import ObservationGroupCfg, ObservationManager
 from unilab.envs.managers.recorder import RecorderManager, RecorderTermCfg, RecordingCfg
 from unilab.envs.managers.reward import RewardManager, RewardTermCfg
-from unilab.envs.managers.term import Term
+from unilab.envs.managers.term import ManagerTermBase, Term
+from unilab.envs.managers.term_state import StateSnapshot
 from unilab.envs.managers.termination import TerminationManager, TerminationTermCfg
 from unilab.envs.nan_guard import NanGuard, NanGuardCfg
 from unilab.envs.scene import EntityScene, SceneCfg
@@ -133,6 +134,8 @@ class ManagerBasedRlEnv(TorchEnv):
         self.curriculum_manager = CurriculumManager(cfg.curriculum, self)
         self.observation_manager = ObservationManager(cfg.observations, self)
         self.recorder_manager = RecorderManager(cfg.recorders, cfg.recording, self)
+        self._staging = self._staging_objects()
+        self._before_reset: list[StateSnapshot] = []
         self.scene.compile_tensor_reads()
         self._guard: NanGuard | None = None
         if cfg.nan_guard is not None:
@@ -197,9 +200,13 @@ class ManagerBasedRlEnv(TorchEnv):
 
     def _on_refused_reset(self, error: BaseException, rows: Tensor) -> None:
         if isinstance(error, NonFiniteError):
-            found = self.event_manager.explain_nonfinite(rows)
-            if found is not None:
-                error.add_note(f"Found by running the reset events again: {found}")
+            try:
+                self._stage_reset(rows, check_each=True)
+            except Exception as again:
+                if isinstance(again, NonFiniteError):
+                    error.add_note(f"Found by running the reset events again: {again}")
+            finally:
+                self._discard_reset()
             self._on_fault(error)
 
     def _on_fault(self, error: BaseException) -> None:
@@ -220,14 +227,34 @@ class ManagerBasedRlEnv(TorchEnv):
         return f"Its last states are in {path}: unilab replay-dump {path}"
 
     def _observe(self, rows: Tensor | None = None) -> dict[str, Tensor]:
-        return self.observation_manager.compute(rows)
+        return self.observation_manager.compute(update_history=True, env_ids=rows)
 
-    def _stage_reset(self, rows: Tensor) -> None:
+    def _staging_objects(self) -> list[Any]:
+        """What terms may change before a reset is written."""
+        early = {f"event term {n!r}" for n, e in self.cfg.events.items() if e.mode == "reset"}
+        early |= {f"curriculum term {name!r}" for name in self.cfg.curriculum}
+        early |= {f"recorder term {name!r}" for name in self.cfg.recorders}
+        found: list[Any] = [
+            term.func
+            for term in self.terms
+            if isinstance(term.func, ManagerTermBase) and term.label in early
+        ]
+        if self.cfg.curriculum:
+            found += [self.curriculum_manager, self.reward_manager, self.event_manager]
+            found += self.command_manager.terms.values()
+        return found
+
+    def _stage_reset(self, rows: Tensor, check_each: bool = False) -> None:
+        self._before_reset.clear()
+        self._before_reset.append(StateSnapshot(self, self._staging))
+        self.curriculum_manager.compute(rows)  # reset events see its changes
         self.scene.stage_reset(rows)
-        self.event_manager.stage_reset(rows)
+        self.event_manager.stage_reset(rows, check_each)
 
     def _discard_reset(self) -> None:
         self.scene.discard_staged()
+        for before in self._before_reset:
+            before.restore()
 
     def _after_step(self) -> None:
         if self.recorder_manager.active:
@@ -238,7 +265,6 @@ class ManagerBasedRlEnv(TorchEnv):
             self.recorder_manager.post_reset(rows)
 
     def _end_episodes(self, rows: Tensor) -> None:
-        self.curriculum_manager.compute(rows)
         # Last: after it only the write itself can fail.
         if self.recorder_manager.active:
             self.recorder_manager.pre_reset(rows)

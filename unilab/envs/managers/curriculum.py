@@ -28,7 +28,7 @@ class CurriculumTermCfg(TermCfg):
 
 
 class CurriculumManager:
-    """Runs the terms whenever episodes end, before new commands are drawn."""
+    """Runs the terms whenever episodes end, before reset events and new commands."""
 
     def __init__(self, cfg: Mapping[str, CurriculumTermCfg], env: ManagerBasedRlEnv) -> None:
         self._env = env
@@ -43,7 +43,7 @@ class CurriculumManager:
     def compute(self, rows: Tensor) -> None:
         """Run the terms for environments whose episodes end.
 
-        A term that fails refuses the reset; changes of the terms before it remain.
+        A refused reset undoes what they changed in themselves, rewards, events and commands.
         """
         for term in self._terms:
             self._log(term, term(self._env, rows))

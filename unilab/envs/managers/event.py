@@ -13,7 +13,7 @@ from torch import Tensor
 from unilab.checks import check_fields
 from unilab.envs.managers.countdown import Countdown, check_waiting
 from unilab.envs.managers.term import Term, TermCfg, bind_term, table
-from unilab.errors import ConfigError, NonFiniteError
+from unilab.errors import ConfigError
 
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
@@ -93,17 +93,6 @@ class EventManager:
                 if check_each:
                     self._env.scene.staged.validate(term.label)
         self._env.scene.staged.validate("a reset event")
-
-    def explain_nonfinite(self, rows: Tensor) -> str | None:
-        """Run the reset events again, and return the error that names the one at fault, if any."""
-        try:
-            self._env.scene.stage_reset(rows)
-            self.stage_reset(rows, check_each=True)
-        except Exception as error:
-            return str(error) if isinstance(error, NonFiniteError) else None
-        finally:
-            self._env.scene.discard_staged()
-        return None
 
     def reset(self, rows: Tensor) -> None:
         """Draw new intervals for environments that begin an episode."""

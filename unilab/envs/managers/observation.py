@@ -12,7 +12,8 @@ from torch import Tensor
 
 from unilab.checks import Bound, check_fields, check_range
 from unilab.envs.managers.delay import DelayBuffer, DelayCfg, DelaySpec
-from unilab.envs.managers.term import COLUMNS, Term, TermCfg, bind_term, evaluate, only_rows
+from unilab.envs.managers.term import COLUMNS, ManagerTermBase, Term, TermCfg, bind_term, evaluate
+from unilab.envs.managers.term_state import StateSnapshot
 from unilab.envs.nonfinite import is_finite, non_finite
 from unilab.errors import ConfigError, NonFiniteError
 
@@ -104,6 +105,8 @@ class ObservationManager:
                     place[id(term)] = len(self._terms)
                     kind = f"observation ({group})"
                     self._terms.append(bind_term(env, kind, name, term, COLUMNS))
+        funcs = (term.func for term in self._terms)
+        self._stateful = [func for func in funcs if isinstance(func, ManagerTermBase)]
         with torch.inference_mode():
             values = [term.dry_run(env) for term in self._terms]
         self._groups = {
@@ -163,16 +166,27 @@ class ObservationManager:
         """The bound term of that name."""
         return self._groups[group].terms[name]
 
-    def compute(self, rows: Tensor | None = None) -> dict[str, Tensor]:
-        """New tensors ``[n, width]`` by group.
+    def compute(
+        self, update_history: bool = False, env_ids: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """Copies of the last observation, ``[num_envs, width]`` by group.
 
-        ``rows`` are environments that begin an episode; None: all took a step.
+        The environment updates delays, histories and the terms' own state once a step, and once for
+        the rows of a reset. To do this from elsewhere makes observations of a step that was not.
+
+        Args:
+            update_history: compute new observations, and advance delays and histories.
+            env_ids: ``[n]``, environments that begin an episode; None: all took a step.
         """
+        if not update_history:
+            return {name: value.clone() for name, value in self._env.obs_buf.items()}
+        rows = env_ids
         if rows is None:
             gathered = torch.cat(evaluate(self._terms, self._env), dim=1)
         else:
-            with only_rows(self._terms, rows, self._env.num_envs):
-                gathered = torch.cat(evaluate(self._terms, self._env), dim=1)
+            before = StateSnapshot(self._env, self._stateful)
+            gathered = torch.cat(evaluate(self._terms, self._env), dim=1)
+            before.restore_but(rows)
             gathered = gathered.index_select(0, rows)
         out = {}
         for name, group in self._groups.items():

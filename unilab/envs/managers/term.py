@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from unilab.checks import check_fits, hints_of
 from unilab.envs.entity import SceneEntityCfg
@@ -76,10 +76,11 @@ class TermCfg:
 class ManagerTermBase(ABC):
     """A stateful term: give the class as ``func``; it is made once and then called like a function.
 
-    Make its tensors in ``__init__``, on ``env.device``. The state of an observation term must be
-    ``[env.num_envs, ...]``, in a list, a dict or a TensorDict if need be: the term is also called
-    when only some environments are reset, and the rows of the others are then restored. Entities
-    in ``cfg.params`` are resolved and defaults filled in.
+    Make its tensors in ``__init__``, on ``env.device``; helper objects and modules may hold them.
+    The state of an observation term must be ``[env.num_envs, ...]``: the term is also called when
+    only some environments are reset, and everything else that it remembers is then restored. A
+    refused reset restores the state of events and curricula whole. Entities in ``cfg.params`` are
+    resolved and defaults filled in.
     """
 
     def __init__(self, cfg: Any, env: ManagerBasedRlEnv) -> None:
@@ -290,43 +291,3 @@ def dry_run_reset(env: ManagerBasedRlEnv, reset: Callable[[Tensor], None]) -> No
     before = env.generator.get_state()
     reset(torch.arange(env.num_envs, device=env.device))
     env.generator.set_state(before)
-
-
-@contextmanager
-def only_rows(terms: Sequence[Term], rows: Tensor, num_envs: int) -> Iterator[None]:
-    """Call stateful terms in the block for some rows; afterwards restore the other rows.
-
-    Restored are tensors ``[num_envs, ...]`` and plain numbers among a term's attributes, also in
-    lists, tuples, dicts and TensorDicts. Numbers get the values that they had before.
-    """
-    stateful = [term.func for term in terms if isinstance(term.func, ManagerTermBase)]
-    before = [_state(func) for func in stateful]
-    yield
-    for func, state in zip(stateful, before, strict=True):
-        for name, value in vars(func).items():
-            old, spec = state.get(name, ([], None))
-            new, now = tree_flatten(value)
-            if spec != now:  # made in this call
-                continue
-            merged = [_merged(a, b, rows, num_envs) for a, b in zip(old, new, strict=True)]
-            if any(a is not b for a, b in zip(merged, new, strict=True)):
-                setattr(func, name, tree_unflatten(merged, now))
-
-
-def _state(func: ManagerTermBase) -> dict[str, tuple[list[Any], TreeSpec]]:
-    """Attributes with tensors or numbers, flattened; tensors are copied."""
-    trees = {name: tree_flatten(value) for name, value in vars(func).items()}
-    return {
-        name: ([v.clone() if isinstance(v, Tensor) else v for v in leaves], spec)
-        for name, (leaves, spec) in trees.items()
-        if any(isinstance(v, Tensor | int | float) for v in leaves)
-    }
-
-
-def _merged(before: Any, after: Any, rows: Tensor, num_envs: int) -> Any:
-    if isinstance(before, Tensor) and isinstance(after, Tensor):
-        if before.shape == after.shape and after.shape[:1] == (num_envs,):
-            return before.index_copy(0, rows, after[rows])
-    elif isinstance(before, int | float) and isinstance(after, int | float):
-        return before
-    return after

@@ -1,0 +1,306 @@
+"""The state of class terms: kept for rows that continue, undone by a refused reset, saved."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from dataclasses import dataclass
+
+import pytest
+import torch
+from envs.tables import act, drive, twins, twins_cfg
+from tensordict import TensorDict
+from torch import nn
+
+from unilab.envs import (
+    CurriculumTermCfg,
+    EventTermCfg,
+    ManagerTermBase,
+    ObservationGroupCfg,
+    ObservationTermCfg,
+)
+from unilab.envs.managers.term_state import load_state, save_state
+from unilab.errors import ConfigError
+
+
+def observed(func, **params):
+    term = ObservationTermCfg(func=func, params=params)
+    return {"observations": {"obs": ObservationGroupCfg(terms={"count": term})}}
+
+
+class Plain(ManagerTermBase):
+    """Counts its calls: by environment and episode, and in all."""
+
+    def __init__(self, cfg, env):
+        super().__init__(cfg, env)
+        self.kept = self.make(torch.zeros(env.num_envs, 1))
+        self.calls = 0
+
+    def make(self, n):
+        return n
+
+    def of(self):
+        return self.kept
+
+    def count(self):
+        self.of().add_(1.0)
+
+    def __call__(self, env, **params):
+        self.calls += 1
+        self.count()
+        return torch.cat((self.of(), torch.full_like(self.of(), self.calls)), 1)
+
+    def reset(self, env_ids):
+        self.of()[env_ids] = 0.0
+
+
+class InList(Plain):
+    def make(self, n):
+        return [n, torch.zeros(3)]
+
+    def of(self):
+        return self.kept[0]
+
+
+class InTensorDict(Plain):
+    def make(self, n):
+        return {"n": (TensorDict({"n": n}, [len(n)]),)}
+
+    def of(self):
+        return self.kept["n"][0]["n"]
+
+
+class Later(Plain):
+    """Makes its state in its first call."""
+
+    def make(self, n):
+        return None
+
+    def of(self):
+        if self.kept is None:
+            self.kept = torch.zeros(self._env.num_envs, 1)
+        return self.kept
+
+
+class Replaced(Plain):
+    """Makes a new tensor in each call."""
+
+    def count(self):
+        self.kept = self.kept + 1.0
+
+
+@dataclass(slots=True)
+class Filter:
+    n: torch.Tensor
+
+
+class InHelper(Plain):
+    """In an object that knows its owner, as users write them."""
+
+    class Helper:
+        def __init__(self, n, owner):
+            self.filters, self.owner, self.log = [Filter(n)], owner, logging.getLogger("test")
+
+    def make(self, n):
+        return self.Helper(n, self)
+
+    def of(self):
+        return self.kept.filters[0].n
+
+    def count(self):
+        self.kept.filters[0].n = self.of() + 1.0
+
+
+class InModule(Plain):
+    """In a buffer of a module, and in its attributes."""
+
+    class Net(nn.Module):
+        def __init__(self, n):
+            super().__init__()
+            self.register_buffer("n", n)
+            self.layer = nn.Linear(1, 1)
+
+        def forward(self):
+            self.n = self.n + 1.0
+
+    def make(self, n):
+        return self.Net(n)
+
+    def of(self):
+        return self.kept.n
+
+    def count(self):
+        self.kept()
+
+
+class InDeque(Plain):
+    """The last two counts, of which the oldest is dropped."""
+
+    def make(self, n):
+        return deque([n, n.clone()], maxlen=2)
+
+    def of(self):
+        return self.kept[-1]
+
+    def count(self):
+        self.kept.append(self.kept[-1] + 1.0)
+
+
+class Swapped(Plain):
+    """Two tensors that change places in each call."""
+
+    def make(self, n):
+        return {"now": n, "last": n.clone()}
+
+    def of(self):
+        return self.kept["now"]
+
+    def count(self):
+        last = self.kept
+        self.kept = {"now": last["last"], "last": last["now"]}
+        self.of().copy_(last["now"] + 1.0)
+
+
+class InNumpy(Plain):
+    def make(self, n):
+        return n.numpy().copy()
+
+    def of(self):
+        return torch.from_numpy(self.kept)
+
+
+KINDS = [Plain, InList, InTensorDict, Later, Replaced, InHelper, InModule, InDeque, Swapped]
+KINDS += [InNumpy]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_c09_reset_of_some_rows_restores_the_state_of_the_others(tmp_path, kind):
+    """0011-C9."""
+    env = twins(tmp_path, num_envs=2, episode_length_s=9.0, **observed(kind))
+    assert env.reset()["obs"][:, 0].tolist() == [1.0, 1.0]
+    root = env.step(act(env, env.reset()))["next"]
+    begun = env.reset(env_ids=torch.tensor([0]))
+    assert begun["obs"][:, 0].tolist() == [1.0, 2.0]
+    after = env.step(act(env, begun))["next"]["obs"]
+    assert after[:, 0].tolist() == [2.0, 3.0]
+    assert (after[:, 1] - root["obs"][:, 1]).tolist() == [1.0, 1.0]  # plain numbers as well
+
+
+def test_state_without_rows_does_not_see_the_reset_of_some(tmp_path):
+    class Shared(Plain):
+        """A counter as a tensor, and a list that grows."""
+
+        def make(self, n):
+            self.seen, self.total = [], torch.zeros(())
+            return n
+
+        def count(self):
+            super().count()
+            self.total += 1.0
+            self.seen.append(float(self.total))
+
+    env = twins(tmp_path, num_envs=2, episode_length_s=9.0, **observed(Shared))
+    term = env.observation_manager.get_term("obs", "count").func
+    begun = env.reset()
+    before = list(term.seen)
+    begun = env.reset(env_ids=torch.tensor([1]))
+    assert term.seen == before
+    env.step(act(env, begun))
+    assert term.seen == [*before, before[-1] + 1.0]
+
+
+class Drawing(ManagerTermBase):
+    """An event and a curriculum with every kind of memory; fails when told to."""
+
+    def __init__(self, cfg, env):
+        super().__init__(cfg, env)
+        self.generator = torch.Generator().manual_seed(0)
+        self.drawn = torch.zeros(env.num_envs)
+        self.history: list[float] = []
+        self.helper = InHelper.Helper(torch.zeros(env.num_envs, 1), self)
+
+    def memory(self):
+        n = self.helper.filters[0].n
+        return self.drawn.tolist(), list(self.history), n.tolist(), self.generator.get_state().sum()
+
+    def __call__(self, env, env_ids, fail=None):
+        self.drawn[env_ids] = torch.rand(len(env_ids), generator=self.generator)
+        self.history.append(float(self.drawn.sum()))
+        self.helper.filters[0].n += 1.0
+
+
+def failing(env, env_ids):
+    if env.common_step_counter == 3:
+        raise ZeroDivisionError
+
+
+def test_c12_refused_reset_restores_the_memory_of_events_and_curricula(tmp_path):
+    """0011-C12."""
+    cfg = twins_cfg(tmp_path)
+    events = {
+        "draw": EventTermCfg(func=Drawing, mode="reset"),
+        "bad": EventTermCfg(func=failing, mode="reset"),
+    }
+    curriculum = {"draw": CurriculumTermCfg(func=Drawing)}
+    env = twins(tmp_path, events={**cfg.events, **events}, curriculum=curriculum)
+    drawing = [term.func for term in env.terms if isinstance(term.func, Drawing)]
+    drive(env, 3)
+    before = [term.memory() for term in drawing]
+    assert len(before) == 2
+    with pytest.raises(ZeroDivisionError):
+        env.reset()
+    assert [term.memory() for term in drawing] == before
+
+
+def test_c12_refused_reset_undoes_what_a_curriculum_changed(tmp_path):
+    """0011-C12."""
+
+    def harder(env, env_ids):
+        env.reward_manager.set_weight("still", -2.0)
+        return 2.0
+
+    bad = {"bad": EventTermCfg(func=failing, mode="reset")}
+    env = twins(tmp_path, events=bad, curriculum={"harder": CurriculumTermCfg(func=harder)})
+    drive(env, 3)
+    env.reward_manager.set_weight("still", -1.0)
+    with pytest.raises(ZeroDivisionError):
+        env.reset()
+    assert env.reward_manager.get_weight("still") == pytest.approx(-1.0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_saved_state_continues_in_another_environment(tmp_path, kind):
+    env, other = (twins(tmp_path, episode_length_s=9.0, **observed(kind)) for _ in range(2))
+    drive(env, 4)
+    torch.save(
+        save_state(env.observation_manager.get_term("obs", "count").func, env), tmp_path / "s"
+    )
+    state = torch.load(tmp_path / "s", weights_only=True)
+    other.reset()
+    load_state(other.observation_manager.get_term("obs", "count").func, state, other)
+    shown = []
+    for each in (env, other):
+        each.reset(env_ids=torch.tensor([1]))
+        shown.append(each.step(act(each, TensorDict(batch_size=4)))["next", "obs"])
+    assert shown[0][:, 0].tolist() == [6.0, 2.0, 6.0, 6.0]
+    assert torch.equal(shown[0], shown[1])
+
+
+def test_saved_state_holds_generators_and_no_settings(tmp_path):
+    cfg = {"events": {"draw": EventTermCfg(func=Drawing, mode="reset")}}
+    env, other = twins(tmp_path, **cfg), twins(tmp_path, **cfg)
+    (one,), (two,) = ([t.func for t in each.terms if t.name == "draw"] for each in (env, other))
+    drive(env, 7)
+    state = save_state(one, env)
+    assert set(state) == {"generator", "drawn", "history", "helper"}
+    load_state(two, state, other)
+    assert two.memory() == one.memory()
+    rows = torch.arange(4)
+    assert (one(env, rows), one.memory()) == (two(other, rows), two.memory())
+
+
+def test_state_of_another_number_of_environments_is_refused(tmp_path):
+    env, other = (twins(tmp_path, num_envs=n, **observed(InHelper)) for n in (2, 3))
+    one, two = (each.observation_manager.get_term("obs", "count").func for each in (env, other))
+    with pytest.raises(ConfigError, match=r"count\.kept\.filters\.0\.n must .*\(3, 1\).*\(2, 1\)"):
+        load_state(two, save_state(one, env), other, "count")

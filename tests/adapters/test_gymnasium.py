@@ -18,7 +18,12 @@ pytest.importorskip("gymnasium", reason="needs Gymnasium: pip install 'unilab-to
 import gymnasium
 from gymnasium.utils import env_checker
 from gymnasium.vector import AutoresetMode
-from gymnasium.wrappers.vector import RecordEpisodeStatistics
+from gymnasium.wrappers.vector import (
+    NormalizeObservation,
+    NormalizeReward,
+    RecordEpisodeStatistics,
+    TransformObservation,
+)
 
 from unilab.adapters import GymnasiumVectorEnv
 
@@ -145,12 +150,79 @@ def test_gymnasiums_wrappers_work(tmp_path):
     np.testing.assert_allclose(info["episode"]["r"], paid, rtol=1e-5)
 
 
+NEXT_STEP = AutoresetMode.NEXT_STEP
+
+
+def test_next_step_mode_shows_each_episode_whole_and_begins_the_next_a_step_later(tmp_path):
+    """Each row alone: an episode's steps, whatever the others do, then a step without effect."""
+    same = GymnasiumVectorEnv(twins(tmp_path, events={}))
+    later = GymnasiumVectorEnv(twins(tmp_path, events={}), autoreset_mode=NEXT_STEP)
+    first, _ = same.reset(seed=0)
+    draw = np.random.default_rng(0)
+    pushes = draw.uniform(-1, 1, (5, 2)).astype(np.float32)  # by step of the episode
+    episode = []
+    for push in pushes:
+        obs, reward, *_, info = same.step(np.tile(push, (4, 1)))
+        episode.append((info["final_obs"][0] if info else obs[0], reward[0]))
+
+    assert np.array_equal(later.reset(seed=0)[0], first)
+    at = later.env.episode_length.copy_(torch.tensor([0, 0, 2, 4])).tolist()  # shorter, once
+    whole = [True, True, False, False]
+    for _ in range(20):
+        action = np.stack([pushes[i % 5] for i in at])
+        obs, reward, terminated, truncated, info = later.step(action)
+        assert info == {}
+        assert not terminated.any()
+        for row, i in enumerate(at):
+            over = i == 5
+            at[row], whole[row] = (0, True) if over else (i + 1, whole[row])
+            wanted = (first[0], 0.0) if over else episode[i]
+            assert truncated[row] == (not over and i == 4)
+            assert reward[row] == wanted[1] or not whole[row]
+            assert np.array_equal(obs[row], wanted[0]) or not whole[row]
+
+
+def test_next_step_mode_ignores_the_action_of_a_row_that_ended(tmp_path):
+    envs = GymnasiumVectorEnv(twins(tmp_path), autoreset_mode=NEXT_STEP)
+    envs.reset(seed=0)
+    envs.env.episode_length[1] = 4
+    envs.step(np.zeros((4, 2), np.float32))
+    action = np.zeros((4, 2), np.float32)
+    action[1] = np.nan
+    obs, reward, *_ = envs.step(action)
+    assert np.isfinite(obs).all()
+    assert [value == 0.0 for value in reward] == [False, True, False, False]
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        NormalizeObservation,
+        NormalizeReward,
+        RecordEpisodeStatistics,
+        lambda envs: TransformObservation(envs, lambda obs: 2.0 * obs),
+    ],
+)
+def test_gymnasiums_wrappers_accept_next_step_mode(tmp_path, wrap):
+    envs = wrap(GymnasiumVectorEnv(twins(tmp_path), autoreset_mode=NEXT_STEP))
+    obs, _ = envs.reset(seed=0)
+    ends = 0
+    for action in actions(envs, 13):
+        obs, _, _, truncated, info = envs.step(action)
+        assert obs in envs.observation_space
+        ends += int(truncated.sum())
+        if "episode" in info:
+            assert info["episode"]["l"].tolist() == [5] * 4
+    assert ends == 8
+
+
 @pytest.mark.parametrize(
     ("call", "name"),
     [
         (lambda e: e.reset(seed=[0, 1, 2, 3]), "seed"),
         (lambda e: e.step(np.zeros((4, 2))), "reset"),
         (lambda e: (e.reset(), e.step(np.zeros((4, 3)))), "action"),
+        (lambda e: GymnasiumVectorEnv(e.env, autoreset_mode="next"), "autoreset_mode"),
         (lambda e: GymnasiumVectorEnv(TransformedEnv(e.env, InitTracker())), "TransformedEnv"),
     ],
 )

@@ -16,17 +16,24 @@ from unilab.checks import to_seed
 from unilab.envs import TorchEnv
 from unilab.errors import ConfigError
 
+_OUTCOME = ("reward", "terminated", "truncated")
+
 
 class GymnasiumVectorEnv(VectorEnv):
     """A Gymnasium vector environment around one of ours.
 
     Observations are a ``Box`` of the ``obs`` group, or, where the environment has a ``critic``
-    group, a ``Dict`` of both. An episode that ends is followed by the next one in the same step
-    (``AutoresetMode.SAME_STEP``): the step returns the next episode's first observation, and
-    ``info["final_obs"]`` has the ended one's last, for the rows of ``info["_final_obs"]``.
+    group, a ``Dict`` of both.
 
     Args:
         env: the environment; the adapter closes it.
+        autoreset_mode: when the next episode begins.
+            ``SAME_STEP``: in the step that ends an episode. It returns the next episode's first
+            observation, and ``info["final_obs"]`` has the ended one's last, for the rows of
+            ``info["_final_obs"]``.
+            ``NEXT_STEP``, which most of Gymnasium's vector wrappers need: in the step after it,
+            which ignores the row's action and returns a reward of 0. Physics still takes that step
+            with the row: ``env.drain_metrics()`` counts one more step an episode.
         tensors: return torch tensors on the environment's device instead of NumPy arrays.
             ``final_obs`` is then one batch, of which only the rows of ``_final_obs`` count, instead
             of an object array with None in the other rows.
@@ -40,16 +47,26 @@ class GymnasiumVectorEnv(VectorEnv):
     ((2, 5), (2,))
     """
 
-    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": []}  # noqa: RUF012
-    autoreset_mode = AutoresetMode.SAME_STEP
-
-    def __init__(self, env: Any, *, tensors: bool = False) -> None:
+    def __init__(
+        self,
+        env: Any,
+        *,
+        autoreset_mode: AutoresetMode = AutoresetMode.SAME_STEP,
+        tensors: bool = False,
+    ) -> None:
         if not isinstance(env, TorchEnv):
             raise ConfigError(
                 f"env must be the environment of unilab.make, without transforms, got a "
                 f"{type(env).__name__}"
             )
+        if autoreset_mode not in (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP):
+            raise ConfigError(
+                "autoreset_mode must be AutoresetMode.SAME_STEP or AutoresetMode.NEXT_STEP, got "
+                f"{autoreset_mode!r}"
+            )
         self.env = env
+        self.autoreset_mode = autoreset_mode
+        self.metadata = {"autoreset_mode": autoreset_mode, "render_modes": []}
         self.tensors = tensors
         self.num_envs = env.num_envs
         groups: dict[str, gymnasium.Space[Any]] = {
@@ -87,13 +104,24 @@ class GymnasiumVectorEnv(VectorEnv):
         return self._observation(self._root), {}
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Take a control step and begin the next episode where one ended."""
+        """Take a control step, and begin the next episode where one ended."""
         action = torch.as_tensor(actions, dtype=torch.float32, device=self.env.device)
-        data, self._root = self.env.step_and_maybe_reset(self._begun().set("action", action))
-        after = data["next"]
-        info = self._final(after) if after["done"].any() else {}
-        flags = (self._array(after[k].squeeze(-1)) for k in ("reward", "terminated", "truncated"))
-        return (self._observation(self._root), *flags, info)
+        root = self._begun()
+        info = {}
+        if self.autoreset_mode is AutoresetMode.SAME_STEP:
+            data, self._root = self.env.step_and_maybe_reset(root.set("action", action))
+            after = data["next"]
+            if after["done"].any():
+                info = self._final(after)
+        else:
+            ended = root["done"]  # in the step before
+            after = self.env.step(root.set("action", action.masked_fill(ended, 0.0)))["next"]
+            self._root = after.exclude("reward")
+            if ended.any():
+                self._root = self.env.reset(self._root.set("_reset", ended))
+                after = after.select(*_OUTCOME).apply(lambda value: value.masked_fill(ended, 0))
+        outcome = (self._array(after[key].squeeze(-1)) for key in _OUTCOME)
+        return (self._observation(self._root), *outcome, info)
 
     def _begun(self) -> TensorDictBase:
         if self._root is None:

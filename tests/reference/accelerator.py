@@ -24,6 +24,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -69,13 +70,17 @@ class Traffic:
             events.clear()
 
 
+def _synchronize(device: Any = None) -> None:
+    _note(_traffic.waits, "synchronize")
+
+
 _traffic = Traffic()
 _backend = SimpleNamespace(
     is_available=lambda: False,  # True while attached
     is_initialized=lambda: True,
     current_device=lambda: 0,
     device_count=lambda: 1,
-    synchronize=lambda device=None: _note(_traffic.waits, "synchronize"),
+    synchronize=_synchronize,
     manual_seed_all=lambda seed: None,
     _is_in_bad_fork=lambda: False,
 )
@@ -88,7 +93,10 @@ def attached() -> Iterator[Traffic]:
     with (
         patch.object(_backend, "is_available", lambda: True),
         patch("unilab.checks.DEVICE_TYPES", ("cpu", _NAME)),
+        patch("unilab.collectors.placement.SHAREABLE", ("cuda", _NAME)),
         patch("torch.Generator", Generator),
+        patch("torch.accelerator.current_stream", lambda device=None: _backend),
+        patch("torchrl.collectors.Collector._get_sync_fn", lambda self, device: _synchronize),
     ):
         yield _traffic
 
@@ -134,6 +142,14 @@ class DeviceTensor(Tensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         rebuild = torch._utils._rebuild_device_tensor_from_cpu_tensor
         return rebuild, (self.detach().cpu(), self.dtype, str(DEVICE), self.requires_grad)
+
+
+def _reduce_shared(tensor: DeviceTensor) -> Any:
+    return DeviceTensor, (tensor.host.share_memory_(),)
+
+
+# Between processes it is one memory, as a CUDA tensor's is; torch.save and copies see its values.
+ForkingPickler.register(DeviceTensor, _reduce_shared)
 
 
 class _AnyGenerator(type(torch.Generator)):  # type: ignore[misc]
@@ -185,8 +201,8 @@ def _run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         same = [tensor for tensor in mine if tensor.host is value]  # an operation in place
         if not same:
             return DeviceTensor(value)
-        if same[0].shape != value.shape:
-            raise NotImplementedError(f"{op} changed the shape of its argument")
+        if (same[0].shape, same[0].stride()) != (value.shape, value.stride()):  # as t_() does
+            same[0].data = DeviceTensor(value)
         return same[0]
 
     return tree_map(on_device, out)
@@ -220,7 +236,7 @@ def _check_devices(
     CPU indices of a tensor on the device are allowed, and cost CUDA a copy.
     """
     theirs = [v for v in leaves if isinstance(v, Tensor) and not isinstance(v, DeviceTensor)]
-    theirs = [v for v in theirs if v.ndim]
+    theirs = [v for v in theirs if v.ndim or name in ("cat", "stack")]
     if name in _INDEXING and isinstance(args[0], DeviceTensor):
         indices = [i for i in args[1] if any(i is v for v in theirs)]
         for index in indices:

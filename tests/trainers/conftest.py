@@ -48,6 +48,7 @@ class Session:
         critic_dim: int = 8,
         v_max: float = 5.0,
         n_step: int = 1,
+        device: torch.device | str = "cpu",
         actor: nn.Module | None = None,
         save_replay: bool = True,
         keep: int = 3,
@@ -55,14 +56,18 @@ class Session:
     ) -> None:
         torch.manual_seed(seed)
         self.collectors: list[Collector] = []
-        self.env = unilab.make("pendulum_swingup", num_envs=NUM_ENVS, seed=seed)
-        self.actor = actor or FlashSACActor(3, 1, hidden_dim, num_blocks=1)
-        critic = FlashSACCritic(3, 1, critic_dim, num_blocks=1, num_bins=11, v_max=v_max)
+        self.env = unilab.make("pendulum_swingup", num_envs=NUM_ENVS, device=device, seed=seed)
+        self.actor = actor or FlashSACActor(3, 1, hidden_dim, num_blocks=1, device=device)
+        critic = FlashSACCritic(
+            3, 1, critic_dim, num_blocks=1, num_bins=11, v_max=v_max, device=device
+        )
         loss = FlashSACLoss(self.actor, critic, gamma=0.9)
         loss.set_keys(critic_obs="obs")
         self.policy = FlashSACPolicy(self.actor)
         self.learner = FlashSACLearner(loss, decay_steps=50)
-        self.buffer = make_replay_buffer(1000, batch_size=16, n_step=n_step, gamma=0.9)
+        self.buffer = make_replay_buffer(
+            1000, batch_size=16, device=device, n_step=n_step, gamma=0.9
+        )
         self.rewards = RewardNormalizer(0.9)
         state = {
             "learner": self.learner,

@@ -12,6 +12,7 @@ import threading
 import numpy as np
 import pytest
 import torch
+from torchrl.checkpoint import GlobalRNGState
 
 from unilab.errors import CheckpointError, ConfigError
 from unilab.trainers import Checkpointer, Counters
@@ -189,6 +190,16 @@ def test_c24_a_state_that_could_not_be_loaded_is_not_saved(tmp_path, state):
     with pytest.raises(CheckpointError, match="gait"):
         checkpointer.save(Counters(frames=1))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_c22_generators_of_a_device_that_is_not_here_are_left_out(tmp_path):
+    states = {"rng": GlobalRNGState().state_dict() | {"torch_cuda": [torch.zeros(16).byte()]}}
+    states["counters"] = {"frames": 1, "minutes": 0.0}
+    path = tmp_path / "checkpoint"
+    as_checkpoint(states).save(path, metadata={"identity": {}})
+    expected = torch.rand(3)
+    Checkpointer(tmp_path, {}, identity={}).load(path)
+    assert torch.equal(torch.rand(3), expected)
 
 
 def test_the_random_generators_are_restored_last(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -124,9 +125,10 @@ class PipelinedCollector(BaseCollector):
         self._first_reset: int | None = None
         self._started = False
         self._traj_ids: Tensor
-        self._number_episodes_from(0)
+        self._next_episode: Tensor
         try:
             self.placement.check_env(self.env.description.device)
+            self._number_episodes_from(0)
             self._make_ring()
         except BaseException:
             self.env.close(0.0)
@@ -166,6 +168,7 @@ class PipelinedCollector(BaseCollector):
             close_env: no effect, the environment ends with its process; as ``raise_on_error``.
         """
         self.env.close(5.0 if timeout is None else timeout)
+        self._unpin()
         # Batches that were yielded in place keep the ring for as long as they are held.
         for name in ("_shared", "_ring", "_carrier"):
             self.__dict__.pop(name, None)
@@ -195,7 +198,7 @@ class PipelinedCollector(BaseCollector):
             iter=self._iter,
             env_state_dict=self.env.call("state_dict"),
             env_training_state=self.env.export_training_state(),
-            next_traj_id=self._next_episode,
+            next_traj_id=int(self._next_episode),
         )
 
     def load_state_dict(self, state_dict: OrderedDict) -> None:
@@ -217,9 +220,10 @@ class PipelinedCollector(BaseCollector):
         num_slots = length * max(2, -(-(length + 2) // length))
         nbytes = num_slots * layout.size(layout.keys)
         memory = self.env.share(nbytes, self.placement.ring_device)
+        self._unpin: Callable[[], Any] = lambda: None
         self._ring = self._shared = Ring(memory, layout, num_slots)
         if self.placement.staging == "pinned":
-            pin(memory)
+            self._unpin = weakref.finalize(self, pin(memory))
             copy = torch.empty(nbytes, dtype=torch.uint8, device=self.placement.learner_device)
             self._ring = Ring(copy, layout, num_slots)
         self._batches = {
@@ -332,11 +336,11 @@ class PipelinedCollector(BaseCollector):
         reset = self._was_reset(self._ring.slot(self._arrived - 1))
         if self._policy_entries:
             self._policy_entries.advance(self._root(self._arrived), reset)
-        if self.track_traj_ids and (count := int(reset.sum())):
-            traj_ids = self._traj_ids.clone()
-            traj_ids[reset] = torch.arange(self._next_episode, self._next_episode + count)
-            self._traj_ids = traj_ids
-            self._next_episode += count
+        if self.track_traj_ids:  # without a look at the values, which would wait for the device
+            begun = reset.reshape(-1).cumsum(0)
+            numbers = (self._next_episode + begun - 1).view(reset.shape)
+            self._traj_ids = torch.where(reset, numbers, self._traj_ids)
+            self._next_episode = self._next_episode + begun[-1]
 
     def _root(self, tick: int) -> TensorDictBase:
         """Root entries of a tick, in place."""
@@ -354,13 +358,13 @@ class PipelinedCollector(BaseCollector):
         reset = torch.zeros_like(self._traj_ids, dtype=torch.bool)
         for key in self.env.description.done_keys:
             done = transition.get(("next", key) if isinstance(key, str) else ("next", *key))
-            reset |= done.reshape(*reset.shape, -1).any(-1).to(reset.device)
+            reset |= done.reshape(*reset.shape, -1).any(-1)
         return reset
 
     def _number_episodes_from(self, first: int) -> None:
-        shape = self.env.description.layout.transition.shape
-        self._next_episode = first + shape.numel()
-        self._traj_ids = torch.arange(first, self._next_episode).view(shape)
+        shape, device = self.env.description.layout.transition.shape, self.placement.learner_device
+        self._traj_ids = torch.arange(first, first + shape.numel(), device=device).view(shape)
+        self._next_episode = torch.tensor(first + shape.numel(), device=device)
 
 
 def make_collector(

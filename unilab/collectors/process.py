@@ -143,7 +143,7 @@ class EnvProcess:
     def share(self, nbytes: int, device: torch.device) -> Tensor:
         """Memory that both processes use, as ``[nbytes]`` uint8."""
         handle = None
-        if device.type == "cuda":
+        if device.type != "cpu":
             memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
             handle = bytes(ForkingPickler.dumps(memory))
         else:

@@ -126,8 +126,8 @@ class Ring:
 
     def flush(self) -> None:
         """Wait until the other process can read what was written."""
-        if self.memory.is_cuda:
-            torch.cuda.current_stream(self.memory.device).synchronize()
+        if self.memory.device.type != "cpu":
+            torch.accelerator.current_stream(self.memory.device).synchronize()
 
     def copy_published(self, tick: int, source: Ring) -> None:
         """Copy ``next`` of ``tick``, if any, and the root of ``tick + 1`` from another device."""
@@ -138,6 +138,8 @@ class Ring:
         else:
             ranges = [(begin, end), (0, self._root_bytes)]
         for a, b in ranges:
+            if a == b:
+                continue
             self.memory[a:b].copy_(source.memory[a:b], non_blocking=True)
 
 
@@ -185,12 +187,20 @@ class SharedBlock:
         os.close(self.fd)
 
 
-def pin(memory: Tensor) -> None:
-    """Page-lock host memory, so that copies to a CUDA device are asynchronous."""
-    if torch.cuda.is_available():
-        torch.cuda.check_error(
-            torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
-        )
+def pin(memory: Tensor) -> Callable[[], None]:
+    """Page-lock host memory, so that copies to a CUDA device are asynchronous.
+
+    Returns a function that ends this, to be called before the memory is unmapped.
+    """
+    if not torch.cuda.is_available():
+        return lambda: None
+    cudart, address = torch.cuda.cudart(), memory.data_ptr()
+    torch.cuda.check_error(cudart.cudaHostRegister(address, memory.nbytes, 0))
+
+    def unpin(memory: Tensor = memory) -> None:  # keeps it mapped until then
+        torch.cuda.check_error(cudart.cudaHostUnregister(address))
+
+    return unpin
 
 
 def _attach(fd: Any) -> SharedBlock:

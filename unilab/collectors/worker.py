@@ -167,8 +167,8 @@ class _Worker:
             training_state=self._export(),
         )
 
-    def map(self, nbytes: int, cuda_handle: bytes | None) -> None:
-        self._memory = self._block.map(nbytes) if cuda_handle is None else pickle.loads(cuda_handle)
+    def map(self, nbytes: int, handle: bytes | None) -> None:
+        self._memory = self._block.map(nbytes) if handle is None else pickle.loads(handle)
 
     def begin(self, num_slots: int) -> None:
         """Begin the first episodes and publish their first observations."""

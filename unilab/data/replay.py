@@ -87,7 +87,7 @@ def make_replay_buffer(
         prefetch=prefetch or None,
     )
     if seed is not None:
-        buffer.set_rng(torch.Generator().manual_seed(seed))
+        buffer.set_rng(torch.Generator(device).manual_seed(seed))
     return buffer
 
 

@@ -81,7 +81,7 @@ class Checkpointer:
         keep: int = 3,
     ) -> None:
         # Random generators last: restoring another component must not advance them.
-        self._components: dict[str, Any] = {**components, "rng": GlobalRNGState()}
+        self._components: dict[str, Any] = {**components, "rng": _GlobalRandomState()}
         self._identity = dict(identity)
         self._rotation = CheckpointRotation(directory, keep_last=keep)
 
@@ -231,6 +231,23 @@ class ReplayContents:
         if lengths - {state["length"]}:
             return f"replay rows of lengths {sorted(lengths)}, expected {state['length']}"
         return ""
+
+
+class _GlobalRandomState(GlobalRNGState):
+    """Global random generators; a run that continues on another device restarts that device's."""
+
+    def check_state(self, state: Any) -> str:
+        """The reason why a saved state is invalid, or ``""``."""
+        saved, live = (
+            {name: each[name] for name in ("python", "numpy", "torch_cpu")}
+            for each in (state, self.state_dict())
+        )
+        return state_problem(saved, live, "rng")
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        live = self.state_dict()
+        fits = {k: v for k, v in state.items() if k in live and not state_problem(v, live[k], k)}
+        super().load_state_dict(fits)
 
 
 class _TorchFile(CheckpointAdapter):

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from tensordict.nn import TensorDictModuleBase
+from torchrl.checkpoint import GlobalRNGState
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
@@ -54,13 +55,13 @@ class Evaluator:
         drain = getattr(self.env, "drain_metrics", dict)
         drain()
         # Evaluation must not advance the global random generators, which belong to training.
-        devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-        with (
-            torch.random.fork_rng(devices=devices),
-            torch.no_grad(),
-            set_exploration_type(ExplorationType.DETERMINISTIC),
-        ):
-            metrics = self._first_episodes()
+        generators = GlobalRNGState()
+        before = generators.state_dict()
+        try:
+            with torch.no_grad(), set_exploration_type(ExplorationType.DETERMINISTIC):
+                metrics = self._first_episodes()
+        finally:
+            generators.load_state_dict(before)
         terms = {tag: value for tag, value in drain().items() if not tag.startswith("Perf/")}
         return metrics | {f"Eval/{tag}": value for tag, value in terms.items()}
 

@@ -246,7 +246,8 @@ class FlashSACLearner:
             adam.load_state_dict({"state": moments, "param_groups": groups})
             steps = int(state["schedules"][name])
             self._schedules[name] = LambdaLR(adam, self._rate, last_epoch=steps - 1)
-        self._actor_metrics = dict(state["actor_metrics"])
+        device = self.loss.log_alpha.device
+        self._actor_metrics = {k: v.to(device) for k, v in state["actor_metrics"].items()}
         self.update_count = int(state["update_count"])
         # A captured graph reads the tensors that the optimizers held before.
         self._actor_step, self._critic_step = self._steps()

@@ -1,0 +1,87 @@
+"""Learning on the emulated accelerator: the CPU's results, and where it waits for the device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from reference.accelerator import DEVICE
+from reference.tiny import tiny_batch, tiny_loss
+
+from unilab.data import RewardNormalizer, make_replay_buffer
+from unilab.trainers import FlashSACLearner
+
+TICKS = 12
+
+
+def on_cpu(state):
+    return {path: value.cpu() for path, value in state.items()}
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_training_gives_the_cpus_results_bit_for_bit(session, differing, accelerator, n_step):
+    here, there = session(n_step=n_step), session(n_step=n_step, device=DEVICE)
+    for run in (here, there):
+        torch.manual_seed(0)
+        run.train(TICKS, save=False)
+    assert there.learner.update_count > 0
+    assert there.learner.loss.log_alpha.device == there.buffer.sample().device == DEVICE
+    assert differing(here.state(), on_cpu(there.state())) == []
+
+
+@pytest.mark.parametrize(("device", "other"), [(DEVICE, "cpu"), ("cpu", DEVICE)])
+def test_c22_a_checkpoint_continues_on_another_device(
+    session, differing, accelerator, device, other
+):
+    saved = session(device=device)
+    counters = saved.train(TICKS)
+    assert saved.learner.update_count % saved.learner.actor_update_period  # next: critic only
+    resumed = session(seed=1, device=other)
+    resumed.checkpointer.load()
+    assert differing(on_cpu(saved.state()), on_cpu(resumed.state())) == []
+    for run in (saved, resumed):
+        torch.manual_seed(0)
+        run.env.set_seed(7)
+        run.train(TICKS, counters, save=False)
+    assert differing(on_cpu(saved.state()), on_cpu(resumed.state())) == []
+
+
+def test_an_update_copies_nothing_and_does_not_wait(accelerator):
+    learner = FlashSACLearner(tiny_loss().to(DEVICE))
+    batch = tiny_batch().to(DEVICE)
+    accelerator.clear()
+    for _ in range(4):
+        learner.update(batch)
+    assert (accelerator.up, accelerator.down, accelerator.waits) == ([], [], [])
+
+
+def test_metrics_of_a_resumed_learner_are_on_its_device(accelerator):
+    learner, resumed = (FlashSACLearner(tiny_loss().to(DEVICE)) for _ in range(2))
+    batch = tiny_batch().to(DEVICE)
+    learner.update(batch)
+    state = learner.state_dict()
+    state["actor_metrics"] = {name: value.cpu() for name, value in state["actor_metrics"].items()}
+    resumed.load_state_dict(state)
+    assert {value.device for value in resumed.update(batch).values()} == {DEVICE}
+
+
+@pytest.mark.parametrize(("n_step", "up", "waits"), [(1, 0, 0), (3, 1, 1)])
+def test_storing_and_sampling_wait_for_the_device_only_to_join_steps(
+    accelerator, n_step, up, waits
+):
+    data = tiny_batch(4).reshape(4, 1).to(DEVICE)
+    buffer = make_replay_buffer(100, 8, device=DEVICE, n_step=n_step, gamma=0.9)
+    rewards = RewardNormalizer(0.9)
+    for _ in range(n_step + 1):
+        accelerator.clear()
+        rewards.update(data)
+        buffer.extend(data)
+        rewards.normalize(buffer.sample()) if len(buffer) else None
+    assert (len(accelerator.up), accelerator.down, len(accelerator.waits)) == (up, [], waits)
+
+
+def test_a_seeded_buffer_samples_on_the_device_what_it_samples_on_the_cpu(accelerator):
+    here, there = (make_replay_buffer(100, 8, device=d, seed=3) for d in ("cpu", DEVICE))
+    data = tiny_batch()
+    here.extend(data.clone())
+    there.extend(data.to(DEVICE))
+    assert torch.equal(here.sample()["obs"], there.sample()["obs"].cpu())

@@ -17,6 +17,7 @@ from unilab.data import RewardNormalizer, make_replay_buffer
 from unilab.envs import TorchEnv
 from unilab.modules import FlashSACCritic, FlashSACPolicy, build_actor
 from unilab.objectives import FlashSACLoss
+from unilab.output import say
 from unilab.trainers import Evaluator, FlashSACLearner, OffPolicyRunner, Run, run_identity
 
 
@@ -119,7 +120,7 @@ def train(cfg: FlashSACCfg) -> int:
                     batch = rewards.normalize(buffer.sample())  # sample
                     runner.record(learner.update(batch))  # update
     eval_env.close()
-    print(run.summary())
+    say(run.summary())
     return runner.exit_code
 
 

@@ -71,3 +71,14 @@ def test_command_that_only_answers_imports_no_torch(tmp_path, command, code, sai
     assert done.stdout.splitlines()[-1] == f"False {code}", done.stderr
     assert said in done.stdout + done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("reader", "code"), [("gone", 141), ("full disk", 2)])
+def test_output_that_cannot_be_written_ends_a_command_without_a_traceback(reader, code):
+    ours, theirs = os.pipe()
+    os.close(ours)
+    stdout = theirs if reader == "gone" else os.open("/dev/full", os.O_WRONLY)
+    command = [sys.executable, "-m", "unilab.cli", "list"]
+    done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (code, code == 2)
+    os.close(theirs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import math
 from pathlib import Path
@@ -71,20 +72,51 @@ def test_scalars_reach_both_files_and_nan_is_left_out(tmp_path):
     logger.log(512, 1.0, {"Loss/actor": -0.5, "Train/return": math.nan})
     logger.close()
     assert rows(run.progress_file) == [{"frames": "512", "minutes": "1.0000", "Loss/actor": "-0.5"}]
+    assert scalars(run, "Loss/actor") == [(512, -0.5)]
+    with pytest.raises(KeyError):
+        scalars(run, "Train/return")
+
+
+def scalars(run: RunFolder, tag: str) -> list[tuple[int, float]]:
     events = EventAccumulator(str(run.tensorboard))
     events.Reload()
-    assert events.Tags()["scalars"] == ["Loss/actor"]
-    (event,) = events.Scalars("Loss/actor")
-    assert (event.step, event.value) == (512, -0.5)
+    return [(event.step, event.value) for event in events.Scalars(tag)]
 
 
-def test_a_tag_outside_the_schema_writes_nothing(tmp_path):
+def test_a_metric_of_the_user_is_logged(tmp_path):
+    run = RunFolder.create("t", 0, path=tmp_path / "run")
+    MetricLogger(run).log(8, 0.0, {"Grasp/slip": 0.25})
+    assert rows(run.progress_file)[0]["Grasp/slip"] == "0.25"
+    assert scalars(run, "Grasp/slip") == [(8, 0.25)]
+
+
+def test_a_metric_with_the_name_of_a_column_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="frames"):
+        ProgressCsv(tmp_path / "progress.csv").write(8, 0.0, {"frames": 1.0})
+
+
+def test_c23_rows_follow_once_a_full_disk_has_space_again(tmp_path):
     run = RunFolder.create("t", 0, path=tmp_path / "run")
     logger = MetricLogger(run)
-    with pytest.raises(ConfigError, match="Loss/critic"):
-        logger.log(1, 0.0, {"Loss/actor": 1.0, "Loss/critic": 1.0})
-    logger.close()
-    assert rows(run.progress_file) == []
+    logger.log(1, 0.0, {"a": 1.0})
+    size = max(p.stat().st_size for p in (run.progress_file, logger.events.path))
+    with largest_file(size + 9):
+        for frames in range(2, 20):
+            with contextlib.suppress(CheckpointError):
+                logger.log(frames, 0.0, {"a": 1.0})
+    logger.log(20, 0.0, {"a": 1.0})
+    assert [row["frames"] for row in rows(run.progress_file)] == [str(n) for n in range(1, 21)]
+    assert [step for step, _ in scalars(run, "a")][:: len(scalars(run, "a")) - 1] == [1, 20]
+
+
+def test_events_of_a_resumed_run_are_there_once(tmp_path):
+    run = RunFolder.create("t", 0, path=tmp_path / "run")
+    for until, frames in ((0, (100, 200, 300)), (200, (300, 400))):
+        logger = MetricLogger(run, until_frames=until)
+        for each in frames:
+            logger.log(each, 0.0, {"a": float(until)})
+        logger.close()
+    assert scalars(run, "a") == [(100, 0.0), (200, 0.0), (300, 200.0), (400, 200.0)]
 
 
 @pytest.mark.parametrize(

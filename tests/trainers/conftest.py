@@ -20,7 +20,7 @@ from unilab.data import RewardNormalizer, make_replay_buffer
 from unilab.errors import CheckpointError
 from unilab.modules import FlashSACActor, FlashSACCritic, FlashSACPolicy
 from unilab.objectives import FlashSACLoss
-from unilab.record import MetricLogger
+from unilab.record import MetricLogger, RunFolder
 from unilab.settings import TrainingCfg
 from unilab.trainers import (
     Checkpointer,
@@ -100,6 +100,7 @@ class Session:
         evaluate: Any = None,
         drain_metrics: Any = None,
         logger: MetricLogger | None = None,
+        folder: RunFolder | None = None,
         save: bool = True,
         **training: Any,
     ) -> Counters:
@@ -107,6 +108,7 @@ class Session:
         run = Run(
             checkpointer=self.checkpointer if save else None,
             logger=logger,
+            folder=folder,
             counters=counters if counters is not None else Counters(),
         )
         self.runner = runner = OffPolicyRunner(

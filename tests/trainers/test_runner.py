@@ -7,11 +7,13 @@ import itertools
 import json
 import math
 import os
+import shutil
 import signal
 from pathlib import Path
 
 import pytest
 import torch
+from reference.disk import largest_file
 from tensordict import TensorDict
 from torchrl.collectors import Collector
 
@@ -130,6 +132,37 @@ def test_c14_an_error_while_collecting_evaluating_or_logging_saves_first(session
     frames = FRAMES if where == "log" else FRAMES // 2
     assert str(frames) in caught.value.__notes__[0]
     assert run.checkpointer.load().frames == frames
+
+
+def test_a_full_disk_is_a_warning_until_the_last_checkpoint(session, folder):
+    run, logger = session(), MetricLogger(folder)
+    with (
+        largest_file(folder.progress_file.stat().st_size),
+        pytest.warns(UserWarning, match=r"checkpoints.*Training continues"),
+        pytest.warns(UserWarning, match=r"progress\.csv.*Training continues"),
+        pytest.raises(CheckpointError, match="checkpoints"),
+    ):
+        run.train(TICKS, logger=logger, checkpoint_interval=FRAMES // 2, log_interval_s=1e-6)
+    assert run.runner.run.counters.frames == FRAMES
+
+
+@pytest.mark.parametrize("how", ["removed", "moved"])
+def test_a_run_folder_that_disappears_ends_the_run_and_stays_away(session, folder, how):
+    run = session()
+
+    def disappearing():
+        for i, batch in enumerate(run.collector(TICKS)):
+            if i == 5:
+                if how == "moved":
+                    folder.path.rename(folder.path.with_name("moved"))
+                else:
+                    shutil.rmtree(folder.path)
+            yield batch
+
+    with pytest.raises(CheckpointError, match="removed or moved"):
+        run.train(disappearing(), folder=folder, logger=MetricLogger(folder), log_interval_s=1e-6)
+    assert run.runner.run.counters.frames == 6 * 4
+    assert not folder.path.exists()
 
 
 def test_an_error_in_the_loop_saves_nothing_and_closes_everything(session, folder, monkeypatch):

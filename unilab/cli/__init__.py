@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from unilab import registry
-from unilab.errors import CheckpointError, UnilabError
+from unilab.errors import CheckpointError
+from unilab.output import exit_code
 
 __all__ = ["main"]
 
@@ -19,8 +20,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line, with the process's arguments by default.
 
     Returns:
-        The exit code: 1 for a dump that does not repeat, 2 for an expected error, 130 for Ctrl-C.
-        SIGTERM exits with 143 after open files are removed.
+        The exit code: 1 for a dump that does not repeat, else that of
+        :func:`~unilab.output.exit_code`. SIGTERM exits with 143 after open files are removed.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["train"]:  # the rest is Hydra's, flags included
@@ -31,18 +32,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = vars(_parser().parse_args(arguments))
     command, run = options.pop("run_command"), options.get("run")
     signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
-    try:
+
+    def answer() -> int | None:
         if run is not None and not run.exists():
             raise CheckpointError(
                 f"{run} does not exist: give the folder that the run printed when it started"
             )
-        return command(**options) or 0
-    except UnilabError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("Interrupted.", file=sys.stderr)
-        return 130
+        return command(**options)
+
+    return exit_code(answer)
 
 
 # Each command imports what it needs: PyTorch takes seconds.

@@ -27,6 +27,7 @@ from torchrl.envs import ActionMask, EnvBase, InitTracker, TransformedEnv
 
 from unilab.collectors.ring import Layout, Ring, SharedBlock
 from unilab.errors import CollectorError
+from unilab.output import flush
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that the learner alone handles: a terminal sends them to both processes."""
@@ -98,8 +99,8 @@ def main(
         failed = True
     # Like the end of any multiprocessing process, without the second that freeing torch takes.
     multiprocessing.util._exit_function()  # type: ignore[attr-defined]
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        flush(stream)
     os._exit(failed)
 
 

@@ -12,18 +12,20 @@ from typing import Any
 import hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
 from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
 
 from unilab.conf import algorithm_name, prepare, resolve
 from unilab.conf.algorithms import algorithm
-from unilab.errors import UnilabError
+from unilab.errors import ConfigError, first_line
+from unilab.output import exit_code
 
 
 def hydra_main(train: Callable[[Any], int], cfg: type) -> Callable[[], None]:
     """Make a training function a command.
 
-    An expected error is one line and exit code 2; ``HYDRA_FULL_ERROR=1`` shows its traceback.
-    Ctrl-C is exit code 130 without a traceback.
+    Errors and exit codes are those of :func:`~unilab.output.exit_code`.
 
     Args:
         train: gets the settings, once for each job of a ``--multirun``; returns the exit code.
@@ -31,12 +33,7 @@ def hydra_main(train: Callable[[Any], int], cfg: type) -> Callable[[], None]:
     """
 
     def job(config: DictConfig) -> None:
-        def run() -> None:
-            code = train(resolve(config, HydraConfig.get().overrides.task, cfg))
-            if code:
-                sys.exit(code)
-
-        report_errors(run)
+        report_errors(lambda: train(resolve(config, HydraConfig.get().overrides.task, cfg)))
 
     def start() -> None:
         args = get_args_parser().parse_args()
@@ -44,7 +41,12 @@ def hydra_main(train: Callable[[Any], int], cfg: type) -> Callable[[], None]:
         prepared = prepare(args.overrides, cfg, own_files=own_files)
         flags = [arg for arg in sys.argv[1:] if arg not in args.overrides]
         sys.argv[1:] = [*flags, *prepared]
-        hydra.main(version_base="1.3", config_path="pkg://unilab.conf", config_name="config")(job)()
+        os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra would print a traceback and exit with 1
+        main = hydra.main(version_base="1.3", config_path="pkg://unilab.conf", config_name="config")
+        try:
+            main(job)()
+        except (HydraException, OmegaConfBaseException) as error:
+            raise ConfigError(first_line(error)) from error
 
     def command() -> None:
         listen_to_ctrl_c()
@@ -72,16 +74,7 @@ def listen_to_ctrl_c() -> None:
     atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
 
 
-def report_errors(run: Callable[[], None]) -> None:
-    """Call a function; expected errors and Ctrl-C end the process with one line."""
-    try:
-        run()
-    except UnilabError as error:
-        if os.environ.get("HYDRA_FULL_ERROR") == "1":
-            raise
-        print(f"error: {error}", *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # nothing is left to interrupt
-        print("Interrupted; what was saved before is kept.", file=sys.stderr)
-        sys.exit(130)
+def report_errors(run: Callable[[], int | None]) -> None:
+    """Call a function; ends the process if its exit code is not 0."""
+    if code := exit_code(run):
+        sys.exit(code)

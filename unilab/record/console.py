@@ -16,6 +16,7 @@ from typing import TextIO
 
 from tqdm import tqdm
 
+from unilab.output import drop
 from unilab.record.run_folder import RunFolder
 
 _RATE_WINDOW = 12
@@ -99,6 +100,7 @@ class Progress:
         try:
             yield
         except (OSError, ValueError):
+            drop(self._stream)
             if self._bar is not None:
                 self._bar.disable = True  # or it would write again when it is deleted
             self._stream = self._bar = None

@@ -6,14 +6,17 @@ import csv
 import io
 import math
 import os
+import socket
+import struct
+import time
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from unilab.errors import ConfigError, did_you_mean
-from unilab.record.run_folder import RunFolder, unwritable, write_whole
+from unilab.record.run_folder import RunFolder, append_whole, unwritable, write_whole
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,9 @@ METRICS: dict[str, Metric] = {
         Metric("Eval/Curriculum/", "1", "last", _ENV),
     )
 }
-"""Scalars by tag, and open families by prefix: terms of a task, auxiliary losses of an actor."""
+"""Scalars by tag, and open families by prefix: terms of a task, auxiliary losses of an actor.
+
+What the library logs is here; a user's own metrics may have other tags."""
 
 
 def metric(tag: str) -> Metric:
@@ -84,8 +89,8 @@ def metric(tag: str) -> Metric:
         if tag.startswith(prefix) and tag != prefix:
             return METRICS[prefix]
     raise ConfigError(
-        f"metric {tag!r} must be in the schema{did_you_mean(tag, METRICS)}: add it to "
-        f"unilab.record.metric_schema, or use one of the prefixes {families}"
+        f"metric {tag!r} must be in the schema{did_you_mean(tag, METRICS)} or have one of the "
+        f"prefixes {families}"
     )
 
 
@@ -105,6 +110,7 @@ class ProgressCsv:
         self.path = Path(path)
         self._columns: list[str] = ["frames", "minutes"]
         self._rows: list[dict[str, str]] = []
+        self._complete = False
         if self.path.exists():
             last = math.inf if until_frames is None else until_frames
             try:
@@ -122,28 +128,79 @@ class ProgressCsv:
         self._rewrite()
 
     def write(self, frames: int, minutes: float, values: Mapping[str, float]) -> None:
-        """Appends one row."""
+        """Appends one row; a row that cannot be written is written with the next one."""
+        if reserved := {"frames", "minutes"} & set(values):
+            raise ConfigError(
+                f"a metric must have another name than frames and minutes, got {reserved}: rename "
+                "it, they are columns of every table"
+            )
         row = {"frames": str(frames), "minutes": f"{minutes:.4f}"}
         row |= {tag: f"{value:.6g}" for tag, value in values.items()}
         self._rows.append(row)
         new = [tag for tag in row if tag not in self._columns]
-        if new:
-            # New columns are rare (first update, first evaluation) and the file is small.
-            self._columns += sorted(new)
+        self._columns += sorted(new)
+        # New columns are rare (first update, first evaluation) and the file is small.
+        if new or not self._complete or not self.path.exists():
             self._rewrite()
-        else:
-            try:
-                with self.path.open("a", newline="") as file:
-                    csv.DictWriter(file, self._columns, restval="").writerow(row)
-            except OSError as error:
-                raise unwritable(self.path, error) from error
+            return
+        self._complete = False
+        append_whole(self.path, self._table([row]))
+        self._complete = True
 
     def _rewrite(self) -> None:
+        self._complete = False
+        header = dict(zip(self._columns, self._columns, strict=True))
+        write_whole(self.path, self._table([header, *self._rows]))
+        self._complete = True
+
+    def _table(self, rows: list[dict[str, str]]) -> bytes:
         table = io.StringIO()
-        writer = csv.DictWriter(table, self._columns, restval="")
-        writer.writeheader()
-        writer.writerows(self._rows)
-        write_whole(self.path, table.getvalue().encode())
+        csv.DictWriter(table, self._columns, restval="").writerows(rows)
+        return table.getvalue().encode()
+
+
+class EventFile:
+    """A TensorBoard event file, which has each row when :meth:`write` returns.
+
+    TorchRL's ``TensorboardLogger`` writes from a thread, whose errors end the run with a traceback.
+
+    Args:
+        folder: TensorBoard's log directory.
+        first_step: events from here on in earlier files are dropped, because a resumed run writes
+            them again.
+    """
+
+    def __init__(self, folder: Path, *, first_step: int | None = None) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
+
+        self._event, self._summary, self._crc = Event, Summary, masked_crc32c
+        name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
+        self.path = folder / name
+        self._head = self._record(file_version="brain.Event:2")
+        if first_step is not None:
+            start = SessionLog(status=SessionLog.START)
+            self._head += self._record(step=first_step, session_log=start)
+        self._append(b"")
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Appends one row."""
+        scalars = [self._summary.Value(tag=tag, simple_value=v) for tag, v in values.items()]
+        self._append(self._record(step=step, summary=self._summary(value=scalars)))
+
+    def _record(self, **content: Any) -> bytes:
+        event = self._event(wall_time=time.time(), **content).SerializeToString()
+        length = struct.pack("<Q", len(event))
+        parts = (length, self._crc(length), event, self._crc(event))
+        return b"".join(p if isinstance(p, bytes) else struct.pack("<I", p) for p in parts)
+
+    def _append(self, record: bytes) -> None:
+        try:
+            self.path.parent.mkdir(exist_ok=True)
+        except OSError as error:
+            raise unwritable(self.path.parent, error) from error
+        append_whole(self.path, record, self._head)
 
 
 class MetricLogger:
@@ -155,24 +212,17 @@ class MetricLogger:
     """
 
     def __init__(self, run: RunFolder, *, until_frames: int | None = None) -> None:
-        from torchrl.record.loggers import TensorboardLogger  # not needed to read a run
-
         self._unlock = weakref.finalize(self, os.close, run.lock())
         self.csv = ProgressCsv(run.progress_file, until_frames=until_frames)
-        try:
-            self.tensorboard = TensorboardLogger(run.tensorboard.name, log_dir=str(run.path))
-        except OSError as error:
-            raise unwritable(run.tensorboard, error) from error
+        first = None if until_frames is None else until_frames + 1
+        self.events = EventFile(run.tensorboard, first_step=first)
 
     def log(self, frames: int, minutes: float, values: Mapping[str, float]) -> None:
         """Logs one row of scalars by tag; NaN means "nothing to report" and is left out."""
-        for tag in values:
-            metric(tag)
-        known = {tag: value for tag, value in values.items() if not math.isnan(value)}
+        known = {tag: float(value) for tag, value in values.items() if not math.isnan(value)}
         self.csv.write(frames, minutes, known)
-        self.tensorboard.log_metrics(dict(known), step=frames)
+        self.events.write(frames, known)
 
     def close(self) -> None:
-        """Flushes and closes the files, and unlocks the folder."""
-        self.tensorboard.close()
+        """Unlocks the folder."""
         self._unlock()

@@ -150,6 +150,19 @@ def write_whole(path: Path, content: bytes) -> None:
         raise unwritable(path, error) from error
 
 
+def append_whole(path: Path, content: bytes, head: bytes = b"") -> None:
+    """Appends to a file, or begins it with ``head``; after an error it is as before."""
+    size = 0
+    try:
+        with path.open("ab") as file:
+            size = file.tell()
+            file.write(content if size else head + content)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.truncate(path, size)
+        raise unwritable(path, error) from error
+
+
 def unwritable(path: Path, error: OSError) -> CheckpointError:
     """The error for a file that cannot be written."""
     return CheckpointError(

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from torch import nn
 from torchrl.data import ReplayBuffer
 
+from unilab.errors import CheckpointError
 from unilab.modules import actor_semantics
+from unilab.output import say
 from unilab.record import MetricLogger, Progress, RunFolder, closing_summary
 from unilab.trainers.checkpoint import (
     Checkpointer,
@@ -78,7 +82,7 @@ class Run:
         folder.write_config(asdict(cfg), **identity, device_resolution=devices)
         env.set_output_dir(str(folder.path))
         eval_env.set_output_dir(str(folder.path / "evaluation"))
-        print(f"Run folder   {folder.path}", flush=True)
+        say(f"Run folder   {folder.path}")
         return cls(
             folder=folder,
             logger=logger,
@@ -95,17 +99,27 @@ class Run:
             self.progress.advance(frames)
 
     def log(self, values: Mapping[str, float]) -> None:
-        """Writes one row of metrics and shows it."""
+        """Writes one row of metrics and shows it; a file that cannot be written is a warning."""
+        self._require_folder()
         if self.logger is not None:
-            self.logger.log(self.counters.frames, self.counters.minutes, values)
+            with warning_if_unwritable():
+                self.logger.log(self.counters.frames, self.counters.minutes, values)
         self.metrics |= {tag: value for tag, value in values.items() if not math.isnan(value)}
         if self.progress is not None:
             self.progress.show(self.metrics)
 
     def save(self) -> None:
         """Writes a checkpoint."""
+        self._require_folder()
         if self.checkpointer is not None:
             self.checkpointer.save(self.counters)
+
+    def _require_folder(self) -> None:
+        if self.folder is not None and not self.folder.path.is_dir():
+            raise CheckpointError(
+                f"run folder {self.folder.path} was removed or moved during training, which "
+                "cannot save anything more: continue from the last checkpoint, if you still have it"
+            )
 
     def close(self) -> None:
         """Closes the files and unlocks the folder."""
@@ -124,6 +138,17 @@ class Run:
             minutes=self.counters.minutes,
             metrics=self.metrics,
         )
+
+
+@contextmanager
+def warning_if_unwritable() -> Iterator[None]:
+    """Make a file that the disk refuses a warning, because training can continue."""
+    try:
+        yield
+    except CheckpointError as error:
+        if not isinstance(error.__cause__, OSError | RuntimeError):
+            raise
+        warnings.warn(f"{error}. Training continues.", stacklevel=3)
 
 
 def run_identity(

@@ -15,9 +15,9 @@ from torch.profiler import ProfilerAction, profile, record_function
 from torchrl import timeit
 
 from unilab.data.ticks import as_ticks
-from unilab.errors import ConfigError, NonFiniteError
+from unilab.errors import CheckpointError, ConfigError, NonFiniteError
 from unilab.trainers.async_runner import AsyncRunner
-from unilab.trainers.run import Run
+from unilab.trainers.run import Run, warning_if_unwritable
 
 if TYPE_CHECKING:
     from unilab.settings import TrainingCfg
@@ -135,7 +135,8 @@ class OffPolicyRunner(AsyncRunner):
         if evaluated or save or row_age >= self.training.log_interval_s:
             self._log(evaluated)
         if save:
-            self._save()
+            with warning_if_unwritable():
+                self._save()
 
     def _due(self, interval: int | None, before: int) -> bool:
         return interval is not None and before // interval < self.run.counters.frames // interval
@@ -169,17 +170,25 @@ class OffPolicyRunner(AsyncRunner):
 
     @contextmanager
     def _saving_on_error(self) -> Iterator[None]:
-        """Saves what was learned so far if an error ends the run, unless NaN caused it."""
+        """Saves what was learned so far if an error ends the run.
+
+        Unless NaN caused it, or a checkpoint that cannot be written.
+        """
         try:
             yield
         except Exception as error:
             # NaN weights surface first as an error of the environment. This raises an error that
             # names the metric which became NaN, if there is one.
             self._mean_updates()
-            if not any(isinstance(e, NonFiniteError) for e in (error, error.__cause__)):
-                self._save()
-                if self.run.checkpointer is not None:
-                    error.add_note(f"Saved a checkpoint at {self.run.counters.frames} frames.")
+            unsafe = NonFiniteError | CheckpointError
+            if not any(isinstance(e, unsafe) for e in (error, error.__cause__)):
+                try:
+                    self._save()
+                except CheckpointError as unsaved:
+                    error.add_note(f"And {unsaved}.")
+                else:
+                    if self.run.checkpointer is not None:
+                        error.add_note(f"Saved a checkpoint at {self.run.counters.frames} frames.")
             raise
 
     def _log(self, evaluated: dict[str, float]) -> None:

@@ -1,0 +1,76 @@
+"""Output and exit codes of commands: one line for an expected error, output that cannot fail."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TextIO
+
+from unilab.errors import UnilabError
+
+_TRACEBACKS = os.environ.get("HYDRA_FULL_ERROR") == "1"
+
+
+def exit_code(run: Callable[[], int | None]) -> int:
+    """Run a command; returns its exit code, 0 by default.
+
+    An expected error, or a file that the system refuses, is one line and 2; with
+    ``HYDRA_FULL_ERROR=1`` it is raised. Ctrl-C is 130. A standard output that nobody reads any
+    more, as after ``| head``, is 141.
+    """
+    try:
+        code = run() or 0
+        if sys.stdout is not None:  # it was closed when Python started
+            sys.stdout.flush()
+        return code
+    except (UnilabError, OSError) as error:
+        if isinstance(error, BrokenPipeError) and not _is_read(sys.stdout):
+            return 128 + signal.SIGPIPE
+        if _TRACEBACKS:
+            raise
+        say(f"error: {error}", *getattr(error, "__notes__", ()), stream=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # nothing is left to interrupt
+        say("Interrupted; what was saved before is kept.", stream=sys.stderr)
+        return 130
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            flush(stream)  # or Python would fail to, with exit code 120
+
+
+def say(*lines: str, stream: TextIO | None = None) -> None:
+    """Print lines, to standard output by default, if it can be written."""
+    stream = sys.stdout if stream is None else stream
+    try:
+        print(*lines, sep="\n", file=stream, flush=True)
+    except (OSError, ValueError):
+        drop(stream)
+
+
+def flush(stream: TextIO | None) -> None:
+    """Write what was printed to a stream, if it can be written."""
+    try:
+        if stream is not None:
+            stream.flush()
+    except (OSError, ValueError):
+        drop(stream)
+
+
+def _is_read(stream: TextIO) -> bool:
+    """Whether a pipe has a reader."""
+    poll = select.poll()
+    poll.register(stream.fileno(), 0)
+    return not poll.poll(0)
+
+
+def drop(stream: TextIO | None) -> None:
+    """Drop what is printed to a stream that failed: closed terminal, no reader, full disk."""
+    with suppress(AttributeError, OSError, ValueError):  # not a file, or closed
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())  # type: ignore[union-attr]
+        os.close(null)

@@ -1,10 +1,12 @@
 """Packed reads: one fixed layout, one copy a phase."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unilab.backends import HostBridgeTransferPlan
+from unilab.errors import ConfigError
 
 N = 4
 CPU = torch.device("cpu")
@@ -56,3 +58,9 @@ def test_reading_rows_updates_those_rows_only():
     plan.read_rows(torch.tensor([0, 3]))
     assert torch.equal(plan.packet[[0, 3]], before[[0, 3]] + 1000.0)
     assert torch.equal(plan.packet[[1, 2]], before[[1, 2]])
+
+
+@pytest.mark.parametrize("columns", [slice(0, 6, 2), slice(None, None, -1)])
+def test_columns_that_are_not_adjacent_are_refused(columns):
+    with pytest.raises(ConfigError, match="'a'"):
+        HostBridgeTransferPlan(VIEWS, [("a", columns)], CPU)

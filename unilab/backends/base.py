@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from unilab.errors import CapabilityError, did_you_mean
+from unilab.errors import CapabilityError, ConfigError, did_you_mean
 
 Source = tuple[str, slice]
 """A block of columns to read: a state field or ``sensor:<name>``, and which of its columns."""
@@ -107,7 +107,7 @@ class HostBridgeTransferPlan:
 
     Args:
         views: the physics views by source name, each ``[num_envs, k]``.
-        sources: the blocks to read.
+        sources: the blocks to read, of adjacent columns.
         device: device of the packet.
 
     Attributes:
@@ -120,6 +120,11 @@ class HostBridgeTransferPlan:
     def __init__(
         self, views: Mapping[str, Tensor], sources: Sequence[Source], device: torch.device
     ) -> None:
+        for name, columns in sources:
+            if columns.step not in (None, 1):
+                raise ConfigError(
+                    f"columns of {name!r} must be adjacent, got {columns}: read them all and select"
+                )
         blocks = [(name, range(views[name].shape[1])[columns]) for name, columns in sources]
         read = sorted({(name, column) for name, columns in blocks for column in columns})
         first = [bisect_left(read, (name, columns.start)) for name, columns in blocks]
@@ -141,19 +146,29 @@ class HostBridgeTransferPlan:
         for segment, view in zip(self._segments, self._views, strict=True):
             segment.copy_(view)
         if not self._on_host:
-            self.packet.copy_(self._host, non_blocking=True)
             self._count(self._host)
+            self.packet.copy_(self._host, non_blocking=True)
         return self.packet
 
-    def read_rows(self, rows: Tensor) -> Tensor:
-        """Update rows ``[n]`` int64 of the packet from physics."""
-        on_host = rows.cpu()
-        selected = torch.cat([view.index_select(0, on_host) for view in self._views], dim=1).float()
-        if not self._on_host:
-            self._count(selected)
-            rows, selected = rows.to(self.packet.device), selected.to(self.packet.device)
-        self.packet.index_copy_(0, rows, selected)
+    def read_rows(self, rows: Tensor, on_device: Tensor | None = None) -> Tensor:
+        """Update rows ``[n]`` int64 of the packet from physics.
+
+        Args:
+            rows: on the CPU.
+            on_device: the same on the packet's device; None copies them there.
+        """
+        selected = torch.cat([view.index_select(0, rows) for view in self._views], dim=1).float()
+        if on_device is None:
+            on_device = self._sent(rows)
+        self.packet.index_copy_(0, on_device, self._sent(selected))
         return self.packet
+
+    def _sent(self, value: Tensor) -> Tensor:
+        """``value`` on the packet's device."""
+        if self._on_host:
+            return value
+        self._count(value)
+        return value.to(self.packet.device)
 
     def _count(self, sent: Tensor) -> None:
         self.transfers += 1

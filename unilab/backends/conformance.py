@@ -142,7 +142,7 @@ def reads_are_packed(make: _Maker) -> None:
     # The meta device takes the path of an accelerator.
     away = backend.compile_host_bridge_io(sources, torch.device("meta"))
     away.read()
-    away.read_rows(SOME)
+    away.read_rows(SOME, SOME.to("meta"))
     counted, sent = (away.transfers, away.bytes), (N + len(SOME)) * packet.shape[1] * 4
     assert counted == (2, sent), f"two reads count {counted} transfers and bytes, not {(2, sent)}"
 

@@ -16,7 +16,7 @@ from unilab.envs.rotations import gravity_direction, rotate_inverse
 from unilab.errors import CapabilityError, ConfigError, did_you_mean
 
 if TYPE_CHECKING:
-    from unilab.envs.scene import Transaction
+    from unilab.envs.transaction import Transaction
 
 Patterns = str | Sequence[str]
 _ALL = (".*",)
@@ -170,17 +170,18 @@ class Entity:
                 f"got {kinds}"
             )
         self.bodies = tuple(b for b in backend.bodies if b in tree)
-        self.dof_ids = torch.tensor([j.qvel.start for j in self.joints], dtype=torch.int64)
+        dofs = [j.qvel.start for j in self.joints]
+        self.dof_ids = torch.tensor(dofs, dtype=torch.int64, device=device)
         """``[num_joints]``, columns of the joints among the model's degrees of freedom."""
         self.data = EntityData(self.joints, backend, device, undeclared)
         self._sources: dict[str, Source] = {}
         if self.joints:
             first, last = self.joints[0], self.joints[-1]
-            dofs = slice(first.qvel.start, last.qvel.stop)
+            columns = slice(first.qvel.start, last.qvel.stop)
             self._sources |= {
                 "joint_pos": ("qpos", slice(first.qpos.start, last.qpos.stop)),
-                "joint_vel": ("qvel", dofs),
-                "joint_torque": ("qfrc_actuator", dofs),
+                "joint_vel": ("qvel", columns),
+                "joint_torque": ("qfrc_actuator", columns),
             }
         root = slice(0, 0)
         if self.root_joint is not None:
@@ -260,8 +261,6 @@ class Entity:
     ) -> None:
         """Stage joints, ``[n, joints]`` rad and rad/s; ``joint_ids`` are the entity's columns."""
         staged = self._staged()
-        if isinstance(joint_ids, Tensor):
-            joint_ids = joint_ids.cpu()
         qpos = staged.qpos[:, self.joints[0].qpos.start : self.joints[-1].qpos.stop]
         qvel = staged.qvel[:, self.joints[0].qvel.start : self.joints[-1].qvel.stop]
         chosen = qpos[:, joint_ids]

@@ -139,7 +139,8 @@ class ManagerBasedRlEnv(TorchEnv):
         self.scene.compile_tensor_reads()
         self._guard: NanGuard | None = None
         if cfg.nan_guard is not None:
-            self._guard = NanGuard(cfg.nan_guard, backend, self.action_manager.action_dim)
+            width = self.action_manager.action_dim
+            self._guard = NanGuard(cfg.nan_guard, backend, width, self.device)
             self.scene.before_write = self._guard.record_write
         self._lost_rows = False
         self._make_specs(self.action_manager.action_dim, self.action_manager.max_action)
@@ -178,7 +179,7 @@ class ManagerBasedRlEnv(TorchEnv):
             self.recorder_manager.pre_step()
         if self._guard is not None:
             self._guard.record(action, ctrl)
-        self.backend.step_tensor(ctrl, self.cfg.decimation)
+        self.backend.step_tensor(ctrl.cpu(), self.cfg.decimation)
         if self._guard is not None:
             self._guard.record_after()
         self.scene.read()
@@ -191,9 +192,7 @@ class ManagerBasedRlEnv(TorchEnv):
         self.episode_sums.step()
         terminated, truncated = self.termination_manager.compute()
         reward = self.reward_manager.compute()
-        written = self.event_manager.interval()
-        if written is not None:
-            self.scene.read_rows(written)
+        self.event_manager.interval()
         self.command_manager.compute()
         self.metrics_manager.compute()
         return reward, terminated, truncated
@@ -270,8 +269,7 @@ class ManagerBasedRlEnv(TorchEnv):
             self.recorder_manager.pre_reset(rows)
 
     def _commit_reset(self, rows: Tensor) -> None:
-        self.scene.commit_staged()
-        self.scene.read_rows(rows)  # resets of terms see the new state
+        self.scene.commit_staged()  # resets of terms see the new state
         self.episode_sums.reset(rows)
         for term in self.terms:
             term.reset(rows)

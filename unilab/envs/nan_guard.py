@@ -13,7 +13,7 @@ from torch import Tensor
 
 from unilab.backends import MujocoBackend, SimBackend
 from unilab.checks import Count, check_fields
-from unilab.envs.scene import StagedWrite
+from unilab.envs.transaction import StagedWrite
 from unilab.errors import ConfigError, NonFiniteError, why_unreadable
 
 DUMP_VERSION = 4
@@ -54,15 +54,18 @@ class _Overwritten:
 class NanGuard:
     """Ring buffer of the last states, actions and controls of every environment."""
 
-    def __init__(self, cfg: NanGuardCfg, backend: SimBackend, action_dim: int) -> None:
+    def __init__(
+        self, cfg: NanGuardCfg, backend: SimBackend, action_dim: int, device: torch.device
+    ) -> None:
         self.parent = Path()
         """Folder that ``output_dir`` is relative to."""
         self._cfg = cfg
         self._backend = backend
         self._state = backend.get_replay_state()
         self._states = self._state.new_zeros(cfg.buffer_size, *self._state.shape)
-        self._actions = torch.zeros(cfg.buffer_size, backend.num_envs, action_dim)
-        self._ctrls = torch.zeros(cfg.buffer_size, backend.num_envs, len(backend.actuators))
+        shape = cfg.buffer_size, backend.num_envs
+        self._actions = torch.zeros(*shape, action_dim, device=device)
+        self._ctrls = torch.zeros(*shape, len(backend.actuators), device=device)
         self._after = torch.zeros_like(self._state)
         self._recorded = 0
         self._overwritten: dict[int, _Overwritten] = {}
@@ -108,8 +111,8 @@ class NanGuard:
             "rows": rows,
             "fields": self._fields(),
             "states": self._states[order][:, rows].clone(),
-            "actions": self._actions[order][:, rows].clone(),
-            "ctrls": self._ctrls[order][:, rows].clone(),
+            "actions": self._actions[order][:, rows].cpu(),
+            "ctrls": self._ctrls[order][:, rows].cpu(),
             "after": self._after[rows].clone(),
             "last": self._state[rows].clone(),
             "models": [torch.frombuffer(model, dtype=torch.uint8) for model in models],

@@ -15,7 +15,8 @@ from torch import Tensor
 from unilab.backends import HostBridgeTransferPlan, SimBackend
 from unilab.backends.base import Source
 from unilab.envs.entity import DERIVED_FIELDS, Entity, EntityCfg, SceneEntityCfg
-from unilab.envs.nonfinite import MAX_VALUE, bad_rows, is_finite, is_within, non_finite
+from unilab.envs.nonfinite import MAX_VALUE, is_finite, is_within, non_finite
+from unilab.envs.transaction import StagedWrite, State, Transaction
 from unilab.errors import ConfigError, NonFiniteError, did_you_mean
 
 Read = tuple[str, str]
@@ -33,65 +34,6 @@ class SceneCfg:
     keyframe: str | None = "home"
     """Keyframe that episodes start from, with its activations and mocap poses; None uses the
     model's zero pose."""
-
-
-@dataclass(frozen=True)
-class StagedWrite:
-    """Values for some columns of a tensor with one row for each environment."""
-
-    target: Tensor
-    index: tuple[Tensor | int, ...]
-    """Index after the row."""
-    value: Tensor
-    """``[n, ...]``."""
-    what: str
-    """The field's name, for messages."""
-    derives: bool
-    """Whether other fields of the model are computed from it."""
-
-
-@dataclass
-class Transaction:
-    """Rows to write and their new values: staged and checked whole, then written once."""
-
-    rows: Tensor
-    """``[n]`` int64, on the CPU."""
-    qpos: Tensor
-    """``[n, nq]`` float64."""
-    qvel: Tensor
-    """``[n, nv]`` float64."""
-    reset: bool
-    """Whether a new episode begins."""
-    writes: list[StagedWrite] = field(default_factory=list)
-    """Model parameters and other tensors."""
-
-    def stage(self, write: StagedWrite) -> None:
-        """Add a write whose index and shape fit the target."""
-        # Lists, because reductions of short tensors are slow.
-        index = [[i] if isinstance(i, int) else i.reshape(-1).tolist() for i in write.index]
-        sizes = write.target.shape[1 : 1 + len(index)]
-        places = max(map(len, index))
-        fits = len(sizes) == len(index) and all(
-            len(at) in (1, places) and (not at or (-size <= min(at) and max(at) < size))
-            for at, size in zip(index, sizes, strict=True)
-        )
-        shape = (self.rows.shape[0], places, *write.target.shape[1 + len(index) :])
-        if not fits or write.value.shape != shape:
-            raise ConfigError(
-                f"{write.what} must be written at indices below {tuple(write.target.shape[1:])} "
-                f"with values of shape {shape}, got {tuple(write.value.shape)} at {index}"
-            )
-        self.writes.append(write)
-
-    def validate(self, writer: str) -> None:
-        """Check that all staged values are finite; ``writer`` is named in the error."""
-        values = [(write.what, write.value) for write in self.writes]
-        for what, value in (*values, ("state (qpos)", self.qpos), ("state (qvel)", self.qvel)):
-            if not is_finite(value):
-                rows = self.rows[bad_rows(value)].tolist()
-                raise NonFiniteError(
-                    f"{writer} staged non-finite {what} for rows {rows}: nothing was written", rows
-                )
 
 
 class EntityScene:
@@ -113,6 +55,7 @@ class EntityScene:
         """The compiled reads, with their transfer counts."""
         self._compiled = False
         self._staged: Transaction | None = None
+        self._home = backend.default_qpos.to(device)
         self._fields: dict[str, Tensor] = {}
         self._nominal: dict[str, Tensor] = {}
         self.entities = {
@@ -145,7 +88,9 @@ class EntityScene:
             "geom_ids": entity.find_geoms(cfg.geom_names, bodies),
             "actuator_ids": entity.find_actuators(cfg.actuator_names, joints),
         }
-        ids: dict[str, Any] = {k: torch.tensor(v, dtype=torch.int64) for k, v in found.items()}
+        ids: dict[str, Any] = {
+            k: torch.tensor(v, dtype=torch.int64, device=self._device) for k, v in found.items()
+        }
         if cfg.joint_names != (".*",):
             ids["joint_ids"] = torch.tensor(joints, device=self._device)
         return replace(cfg, **ids)
@@ -172,6 +117,11 @@ class EntityScene:
         finally:
             self._recorded = None
             self._changed()
+
+    @property
+    def in_first_call(self) -> bool:
+        """Whether a term is called for the first time, while the environment is built."""
+        return self._recorded is not None
 
     def _read_dry(self, entity: str, name: str) -> Tensor:
         """Read one field or sensor while it is not in the packet: a first call's read."""
@@ -224,12 +174,6 @@ class EntityScene:
         self.plan.read()
         self._changed()
 
-    def read_rows(self, rows: Tensor) -> None:
-        """One packed read of some environments, after they were written."""
-        if self._declared:
-            self.plan.read_rows(rows)
-        self._changed()
-
     def check_finite(self, lose_rows: bool = False) -> NonFiniteError | None:
         """Check the packet, with one reduction, and raise an error that names rows and fields.
 
@@ -262,10 +206,11 @@ class EntityScene:
         """Let a model parameter differ between environments, for a term that writes it."""
         if name not in self._fields:
             self._fields[name] = self._backend.expand(name)
-            self._nominal[name] = self._fields[name][0].clone()
+            self._nominal[name] = self._fields[name][0].to(self._device, copy=True)
 
     def nominal(self, name: str) -> Tensor:
-        """A declared model parameter with the model file's values, without a row dimension."""
+        """A declared model parameter with the model file's values, without a row dimension, on the
+        environment's device."""
         try:
             return self._nominal[name]
         except KeyError:
@@ -289,15 +234,17 @@ class EntityScene:
 
     def stage_reset(self, rows: Tensor) -> None:
         """Open a transaction that starts new episodes from the home pose."""
-        rows, n = rows.cpu(), rows.shape[0]
-        qpos = self._backend.default_qpos.repeat(n, 1)
-        qvel = qpos.new_zeros(n, self._backend.get_state_views()["qvel"].shape[1])
-        self._staged = Transaction(rows, qpos, qvel, reset=True)
+        qpos = self._home.repeat(rows.shape[0], 1)
+        qvel = qpos.new_zeros(rows.shape[0], self._backend.get_state_views()["qvel"].shape[1])
+        self._staged = Transaction(rows, self._read_state, home=(qpos, qvel))
 
     def stage_current(self, rows: Tensor) -> None:
         """Open a transaction on the current state, for a push."""
-        rows, views = rows.cpu(), self._backend.get_state_views()
-        self._staged = Transaction(rows, views["qpos"][rows], views["qvel"][rows], reset=False)
+        self._staged = Transaction(rows, self._read_state, home=None)
+
+    def _read_state(self, rows: Tensor) -> State:
+        views = self._backend.get_state_views()
+        return views["qpos"][rows], views["qvel"][rows]
 
     @property
     def staged(self) -> Transaction:
@@ -311,13 +258,17 @@ class EntityScene:
         self._staged = None
 
     def commit_staged(self) -> None:
-        """Write the transaction once and close it."""
+        """Write the validated transaction once, close it, and read the written rows."""
         staged, self._staged = self.staged, None
-        for write in staged.writes:
-            rows = staged.rows.to(write.target.device)
+        payload = staged.payload
+        for write in payload.writes:
+            rows = payload.rows if write.target.device.type == "cpu" else staged.rows
             if self.before_write is not None:
                 self.before_write(write, rows)
-            write.target[(rows.unsqueeze(1), *write.index)] = write.value.to(write.target)
-        if any(write.derives for write in staged.writes):
-            self._backend.set_const(staged.rows)
-        self._backend.set_state_tensor(staged.rows, staged.qpos, staged.qvel, reset=staged.reset)
+            write.commit(rows)
+        if any(write.derives for write in payload.writes):
+            self._backend.set_const(payload.rows)
+        self._backend.set_state_tensor(payload.rows, *payload.state, reset=staged.reset)
+        if self._compiled and self._declared:
+            self.plan.read_rows(payload.rows, staged.rows)
+        self._changed()

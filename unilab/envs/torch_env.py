@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -86,6 +86,8 @@ class TorchEnv(EnvBase):
 
     max_episode_length: int
     _supports_set_state = False
+    _draws_on: ClassVar[str | None] = None
+    """Device of ``generator``; None: the environment's."""
 
     def __init__(
         self,
@@ -103,7 +105,7 @@ class TorchEnv(EnvBase):
             )
         super().__init__(device=device, batch_size=torch.Size([num_envs]))
         self.num_envs = num_envs
-        self.generator = torch.Generator(device=self.device)
+        self.generator = torch.Generator(device=self._draws_on or self.device)
         # generator.seed() and not torch.seed(), which would reseed the caller's global generator.
         self.generator.seed() if seed is None else self.generator.manual_seed(seed)
         self.episode_length = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
@@ -323,7 +325,8 @@ class TorchEnv(EnvBase):
                     if whole and self._state.staggering:
                         self._state.staggering = False
                         most = self.max_episode_length
-                        self.episode_length.random_(0, most, generator=self.generator)
+                        drawn = self.episode_length.to(self.generator.device)
+                        self.episode_length.copy_(drawn.random_(0, most, generator=self.generator))
                 fresh = self._observe(rows)
                 if not whole:
                     last = self._state.observation or self._observe(self._all_rows)
@@ -442,8 +445,9 @@ class TorchEnv(EnvBase):
         integers = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
         if isinstance(env_ids, Tensor) and env_ids.ndim == 1 and env_ids.dtype in integers:
             rows = env_ids.to(self.device, torch.int64).sort().values
-            distinct = not (rows[1:] == rows[:-1]).any()
-            if distinct and (not len(rows) or 0 <= rows[0] <= rows[-1] < self.num_envs):
+            outside = (rows < 0) | (rows >= self.num_envs)
+            outside[1:] |= rows[1:] == rows[:-1]  # twice
+            if not outside.any():
                 return rows
         raise ConfigError(
             f"env_ids must be a 1-D integer tensor of distinct rows in [0, {self.num_envs}), "

@@ -99,12 +99,12 @@ class EventManager:
         for countdown in self._countdowns:
             countdown.restart(rows)
 
-    def interval(self) -> Tensor | None:
-        """Run the interval events that are due, and return the rows that they wrote, ``[n]``.
+    def interval(self) -> None:
+        """Run the interval events that are due.
 
         A row whose physics diverged is left alone: its episode ends with this step.
         """
-        scene, written = self._env.scene, []
+        scene = self._env.scene
         for term, countdown in zip(self._terms["interval"], self._countdowns, strict=True):
             rows = countdown.advance()
             if rows is None:
@@ -115,8 +115,6 @@ class EventManager:
                 continue
             with self._writing(term, rows):
                 term(self._env, rows)
-            written.append(rows)
-        return torch.cat(written).unique() if written else None
 
     @contextmanager
     def _writing(self, term: Term, rows: Tensor) -> Iterator[None]:

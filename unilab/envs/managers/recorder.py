@@ -102,19 +102,16 @@ class RecorderManager:
     def pre_reset(self, env_ids: Tensor) -> None:
         """Record the end of episodes and store them."""
         rows = env_ids[env_ids < self._rows]
-        rows = rows[self._length[rows] > 0]
-        if not rows.shape[0]:
-            return
         self._record_once("pre_reset", rows)
-        for row in rows.tolist():
-            if len(self._ended) < self._max_episodes:
-                self._ended.append(self._episode(row))
-        self._length[rows] = 0
+        for row, length in torch.stack((rows, self._length[rows]), 1).tolist():
+            if length and len(self._ended) < self._max_episodes:
+                self._ended.append(self._episode(row, length))
+        self._length.index_fill_(0, rows, 0)
 
     def drain(self) -> list[TensorDict]:
         """Episodes that ended since the last call, on the CPU."""
         ended, self._ended = self._ended, []
-        return ended
+        return [episode.cpu() for episode in ended]
 
     def _record_step(self, mode: str) -> None:
         terms = self._terms[mode]
@@ -127,12 +124,11 @@ class RecorderManager:
         for term, value in zip(terms, evaluate(terms, self._env), strict=True):
             self._once[term.name][rows] = value[rows]
 
-    def _episode(self, row: int) -> TensorDict:
-        length = int(self._length[row])
+    def _episode(self, row: int, length: int) -> TensorDict:
         kept = min(length, self._max_steps)
-        steps = {name: value[row, :kept].cpu().clone() for name, value in self._steps.items()}
+        steps = {name: value[row, :kept].clone() for name, value in self._steps.items()}
         start, end = (
-            {term.name: self._once[term.name][row].cpu().clone() for term in self._terms[mode]}
+            {term.name: self._once[term.name][row].clone() for term in self._terms[mode]}
             for mode in ("post_reset", "pre_reset")
         )
         done = self._env.termination_manager
@@ -142,8 +138,8 @@ class RecorderManager:
                 "start": TensorDict(start),
                 "end": TensorDict(end),
                 "env_id": torch.tensor(row),
-                "terminated": done.terminated[row].cpu().clone(),
-                "truncated": done.truncated[row].cpu().clone(),
+                "terminated": done.terminated[row].clone(),
+                "truncated": done.truncated[row].clone(),
                 "complete": torch.tensor(kept == length),
             }
         )

@@ -81,7 +81,7 @@ def push_by_setting_velocity(
     """
     entity = env.scene[asset_cfg.name]
     push = _draw(env, env_ids.shape[0], velocity_range)
-    velocity = entity.staged_root_velocity() + push.cpu()
+    velocity = entity.staged_root_velocity() + push
     entity.write_root_velocity(velocity[:, :3], velocity[:, 3:])
 
 

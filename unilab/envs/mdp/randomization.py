@@ -75,13 +75,14 @@ class Draw:
         ``shape`` is that of one environment's draws, broadcast; None draws for every value.
         ``not_negative`` names a parameter that no draw may make negative.
         """
-        if not_negative and (least := self._least(nominal).min()) < 0.0:
+        checked = not_negative and env.scene.in_first_call
+        if checked and (least := self._least(nominal).min()) < 0.0:
             raise ConfigError(
                 f"{not_negative} must be at least 0, got down to {float(least):g} from "
                 f"{self._shown()}"
             )
         size = (env_ids.shape[0], *(shape or nominal.shape))
-        draw = torch.empty(size, dtype=nominal.dtype, device=env.generator.device)
+        draw = torch.empty(size, dtype=nominal.dtype, device=env.device)
         if self.distribution == "uniform":
             draw.uniform_(*self.params, generator=env.generator)
         elif self.distribution == "log_uniform":
@@ -89,15 +90,17 @@ class Draw:
             draw.uniform_(*bounds, generator=env.generator).exp_()
         else:
             draw.normal_(*self.params, generator=env.generator).clamp_(*self._bounds())
-        return self._apply(nominal, draw.to(nominal.device))
+        return self._apply(nominal, draw)
 
     def check_positive(
         self, env: ManagerBasedRlEnv, ids: Tensor, nominal: Tensor, what: str
     ) -> None:
-        """Refuse draws that could make a body's parameter 0 or negative.
+        """Refuse, in the term's first call, draws that could make a body's parameter 0 or negative.
 
         Bodies whose own value is 0, such as frames, may be scaled.
         """
+        if not env.scene.in_first_call:
+            return
         frames = (nominal == 0.0) & (self.operation == "scale")
         least = self._least(nominal)
         wrong = (least <= 0.0) & ~frames
@@ -228,9 +231,7 @@ def randomize_joint_parameters(
         friction_distribution_params, armature_distribution_params, damping_distribution_params:
             the draw of each; None leaves it alone.
     """
-    joints = asset_cfg.joint_ids
-    joints = joints if isinstance(joints, slice) else joints.cpu()
-    dofs = env.scene[asset_cfg.name].dof_ids[joints]
+    dofs = env.scene[asset_cfg.name].dof_ids[asset_cfg.joint_ids]
     for name, params in (
         ("dof_frictionloss", friction_distribution_params),
         ("dof_armature", armature_distribution_params),

@@ -68,6 +68,7 @@ class SuiteEnv(TorchEnv):
     reward_terms: ClassVar[tuple[str, ...]]
     fields: ClassVar[tuple[str, ...]] = ()
     current: ClassVar[bool] = False
+    _draws_on = "cpu"  # physics is there
 
     def __init__(
         self,
@@ -96,7 +97,8 @@ class SuiteEnv(TorchEnv):
             num_envs,
             self.device,
         )
-        self._staged: tuple[Tensor, dict[str, Tensor]] | None = None
+        self._staged: dict[str, Tensor] = {}
+        self._copied = self._all_rows, self._all_rows.cpu()
         self._width = sum(block.shape[1] for block in self._observation(self.data))
         self._make_specs(len(backend.actuators))
         low, high = (
@@ -161,17 +163,12 @@ class SuiteEnv(TorchEnv):
 
     def _uniform(self, rows: int, low: Tensor, high: Tensor) -> Tensor:
         """``[rows, width]`` float64 between bounds ``[width]``."""
-        unit = torch.rand(
-            rows, len(low), dtype=torch.float64, device=self.device, generator=self.generator
-        )
-        return low + (high - low) * unit.cpu()
+        unit = torch.rand(rows, len(low), dtype=torch.float64, generator=self.generator)
+        return low + (high - low) * unit
 
     def _normal(self, rows: int, width: int, scale: float) -> Tensor:
         """``[rows, width]`` float64 with standard deviation ``scale``."""
-        unit = torch.randn(
-            rows, width, dtype=torch.float64, device=self.device, generator=self.generator
-        )
-        return (unit * scale).cpu()
+        return torch.randn(rows, width, dtype=torch.float64, generator=self.generator) * scale
 
     @property
     def obs_groups_spec(self) -> dict[str, int]:
@@ -225,22 +222,23 @@ class SuiteEnv(TorchEnv):
         if rows is None:
             return {"obs": self._obs}
         obs = torch.empty(rows.shape[0], self._width)
-        host_rows = rows.cpu()
+        host_rows = self._on_host(rows)
         data = {name: field.index_select(0, host_rows) for name, field in self.data.items()}
         _write_blocks(obs, self._observation(data))
         return {"obs": obs.to(self.device)}
 
     def _stage_reset(self, rows: Tensor) -> None:
-        self._staged = rows.cpu(), self._initial_state(rows.shape[0])
-
-    def _discard_reset(self) -> None:
-        self._staged = None
+        self._staged = self._initial_state(rows.shape[0])
 
     def _commit_reset(self, rows: Tensor) -> None:
-        assert self._staged is not None
-        staged, self._staged = self._staged, None
         self._episodes.reset(rows)
-        self._write(*staged)
+        self._write(self._on_host(rows), self._staged)
+
+    def _on_host(self, rows: Tensor) -> Tensor:
+        """The rows of a reset on the CPU, copied once."""
+        if self._copied[0] is not rows:
+            self._copied = rows, rows.cpu()
+        return self._copied[1]
 
     def close(self, *, raise_if_closed: bool = True) -> None:
         super().close(raise_if_closed=raise_if_closed)

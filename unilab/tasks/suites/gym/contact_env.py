@@ -117,7 +117,7 @@ class ContactEnv(FallingEnv):
 
     def _commit_reset(self, rows: Tensor) -> None:
         super()._commit_reset(rows)
-        self.data["cfrc_ext"][rows.cpu()] = 0.0
+        self.data["cfrc_ext"][self._on_host(rows)] = 0.0
 
     def close(self, *, raise_if_closed: bool = True) -> None:
         super().close(raise_if_closed=raise_if_closed)

@@ -1,0 +1,159 @@
+"""Transactions: the staged write of a reset or an event."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from unilab.envs.nonfinite import bad_rows, is_finite
+from unilab.errors import ConfigError, NonFiniteError
+
+State = tuple[Tensor, Tensor]
+"""``qpos [n, nq]`` and ``qvel [n, nv]``, float64."""
+
+
+@dataclass(frozen=True)
+class StagedWrite:
+    """Values for some columns of a tensor with one row for each environment."""
+
+    target: Tensor
+    index: tuple[Tensor | int, ...]
+    """Index after the row."""
+    value: Tensor
+    """``[n, ...]``."""
+    what: str
+    """The field's name, for messages."""
+    derives: bool
+    """Whether other fields of the model are computed from it."""
+
+    def commit(self, rows: Tensor) -> None:
+        """Write to the rows ``[n]``, on the target's device."""
+        self.target[(rows.unsqueeze(1), *self.index)] = self.value.to(self.target)
+
+
+@dataclass(frozen=True)
+class Payload:
+    """A transaction that has been checked, on the CPU."""
+
+    rows: Tensor
+    state: State
+    writes: list[StagedWrite]
+    """Those to tensors on an accelerator are on it."""
+
+
+class Transaction:
+    """Rows to write and their new values: staged and checked whole, then written once.
+
+    Terms stage tensors of the environment's device. :meth:`validate` copies all that goes to the
+    CPU in one piece.
+
+    Args:
+        rows: ``[n]`` int64.
+        read: reads the current state of rows on the CPU.
+        home: the state that new episodes start from; None stages the current state, which is read
+            when a term asks for it.
+    """
+
+    payload: Payload
+    """What :meth:`validate` checked last."""
+
+    def __init__(
+        self, rows: Tensor, read: Callable[[Tensor], State], *, home: State | None
+    ) -> None:
+        self.rows = rows
+        self.reset = home is not None
+        """Whether new episodes begin."""
+        self._read = read
+        self._state = home
+        self._writes: list[StagedWrite] = []
+
+    @property
+    def qpos(self) -> Tensor:
+        """``[n, nq]`` float64, to write to."""
+        return self._staged_state()[0]
+
+    @property
+    def qvel(self) -> Tensor:
+        """``[n, nv]`` float64, to write to."""
+        return self._staged_state()[1]
+
+    def _staged_state(self) -> State:
+        if self._state is None:
+            qpos, qvel = self._read(self.rows.cpu())
+            if self.rows.device.type != "cpu":
+                packed = torch.cat((qpos, qvel), 1).to(self.rows.device)
+                qpos, qvel = packed.tensor_split((qpos.shape[1],), 1)
+            self._state = qpos, qvel
+        return self._state
+
+    def stage(self, write: StagedWrite) -> None:
+        """Add a write to a model parameter or another tensor."""
+        counts = [i.numel() if isinstance(i, Tensor) else 1 for i in write.index]
+        shape = (self.rows.shape[0], max(counts), *write.target.shape[1 + len(counts) :])
+        fits = len(counts) < write.target.ndim and all(n in (1, max(counts)) for n in counts)
+        if not fits or write.value.shape != shape:
+            raise _misfit(write)
+        self._writes.append(write)
+
+    def validate(self, writer: str) -> None:
+        """Check that indices are in range and values finite; errors name ``writer``."""
+        staged = [self.rows, *(self._state or ())]
+        for write in self._writes:
+            staged += [write.value, *(i for i in write.index if isinstance(i, Tensor))]
+        on_host = iter(_on_host(staged))
+        rows = next(on_host)
+        state = (next(on_host), next(on_host)) if self._state else self._read(rows)
+        values, writes = [], []
+        for write in self._writes:
+            value = next(on_host)
+            index = tuple(next(on_host) if isinstance(i, Tensor) else i for i in write.index)
+            here = replace(write, index=index, value=value)
+            if not _in_range(here):
+                raise _misfit(here)
+            values.append((write.what, value))
+            writes.append(here if write.target.device.type == "cpu" else write)
+        named = zip(("state (qpos)", "state (qvel)"), state, strict=True)
+        for what, value in (*values, *named):
+            if not is_finite(value):
+                bad = rows[bad_rows(value)].tolist()
+                raise NonFiniteError(
+                    f"{writer} staged non-finite {what} for rows {bad}: nothing was written", bad
+                )
+        self.payload = Payload(rows, state, writes)
+
+
+def _on_host(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors on the CPU; those of an accelerator are copied in one piece."""
+    away = [tensor for tensor in tensors if tensor.device.type != "cpu"]
+    if not away:
+        return list(tensors)
+    # float64 holds float32 and indices as they are.
+    packed = torch.cat([tensor.reshape(-1).double() for tensor in away]).cpu()
+    parts = iter(packed.split([tensor.numel() for tensor in away]))
+    return [
+        tensor
+        if tensor.device.type == "cpu"
+        else next(parts).reshape(tensor.shape).to(tensor.dtype)
+        for tensor in tensors
+    ]
+
+
+def _in_range(write: StagedWrite) -> bool:
+    sizes = write.target.shape[1:]
+    for size, index in zip(sizes, write.index, strict=False):
+        # Lists, because reductions of short tensors are slow.
+        at = [index] if isinstance(index, int) else index.reshape(-1).tolist()
+        if at and not (-size <= min(at) and max(at) < size):
+            return False
+    return True
+
+
+def _misfit(write: StagedWrite) -> ConfigError:
+    index = [i.tolist() if isinstance(i, Tensor) else i for i in write.index]
+    return ConfigError(
+        f"{write.what} must be written at indices below {tuple(write.target.shape[1:])} with "
+        f"values [n, *indices, *the rest], got {tuple(write.value.shape)} at {index}"
+    )

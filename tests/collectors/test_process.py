@@ -169,6 +169,17 @@ def test_c14_c31_process_that_hangs_is_reported_and_killed(nothing_left):
         EnvProcess(making(Obliging), step_timeout_s=0.5).call("hang")
 
 
+@pytest.mark.parametrize(
+    ("fault", "where"), [("slow_make", "made the environment"), ("slow_reset", "first reset")]
+)
+def test_c31_start_that_hangs_is_said_then_reported_and_killed(fault, where, nothing_left):
+    with (
+        pytest.warns(UserWarning, match=rf"waiting.*{where}.*start_timeout_s"),
+        pytest.raises(CollectorError, match=rf"hung .*{where}.*start_timeout_s"),
+    ):
+        collect(EnvProcess(Counting(faults={fault: 600.0}), start_timeout_s=1.0))
+
+
 def test_c31_slow_start_and_first_reset_are_no_failure():
     env = EnvProcess(Counting(faults={"slow_make": 1.5, "slow_reset": 1.5}), step_timeout_s=0.5)
     assert len(collect(env, 3)) == 3

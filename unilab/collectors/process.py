@@ -6,6 +6,7 @@ import pickle
 import select
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import get_context, resource_tracker
@@ -27,8 +28,9 @@ from unilab.errors import CollectorError, ConfigError, NonFiniteError
 _CONTEXT: Any = get_context("spawn")
 _POLL_S = 0.25
 """Interval of the checks whether the process is alive, while it sends nothing."""
-_UNLIMITED = (Phase.START, Phase.BUILD, Phase.RESET)
-"""Phases without a time limit."""
+_SILENT_S = 60.0
+"""How long a start is waited for without a warning."""
+_STARTING = (Phase.START, Phase.BUILD, Phase.RESET)
 _PHASES = {
     Phase.START: "while it started",
     Phase.BUILD: "while it made the environment",
@@ -60,8 +62,9 @@ class EnvProcess:
         make_env: makes the environment. Functions of importable modules are sent by name, those
             of the running script, a notebook, and lambdas by value.
         num_threads: number of torch threads in the process; physics has its own setting.
-        step_timeout_s: seconds after which a step or call counts as hung. Making the environment
-            and its first reset have no limit.
+        step_timeout_s: seconds after which a step or call counts as hung.
+        start_timeout_s: the same for making the environment, and for its first reset. A warning
+            says after a minute what is waited for.
 
     Attributes:
         interruptor: asked while waiting for transitions; None: never interrupted.
@@ -74,6 +77,7 @@ class EnvProcess:
         *,
         num_threads: int = 1,
         step_timeout_s: float = 120.0,
+        start_timeout_s: float = 1800.0,
     ) -> None:
         if isinstance(make_env, EnvBase) or not callable(make_env):
             raise ConfigError(
@@ -82,6 +86,7 @@ class EnvProcess:
             )
         payload = pickle_by_value("make_env", make_env)
         self.step_timeout_s = step_timeout_s
+        self.start_timeout_s = start_timeout_s
         self.interruptor: Interruptor | None = None
         self._description: Description | None = None
         self._training_state: Any = None
@@ -255,7 +260,7 @@ class EnvProcess:
         self._replies[number] = answer
 
     def _wait(self) -> None:
-        waited = 0.0
+        waited, phase, warned = 0.0, self.phase, False
         while not self._readable.poll(1000 * _POLL_S):
             # Polls are counted: a clock keeps running while this process is suspended (Ctrl-Z).
             waited += _POLL_S
@@ -264,15 +269,24 @@ class EnvProcess:
             # The pipe stays open if the environment left processes of its own behind.
             if not self._process.is_alive() and not self._readable.poll(0):
                 raise self._died()
-            if self.phase in _UNLIMITED:
-                waited = 0.0
-            elif waited > self.step_timeout_s:
+            if self.phase != phase:
+                waited, phase = 0.0, self.phase
+            starts = phase in _STARTING
+            setting = "start_timeout_s" if starts else "step_timeout_s"
+            limit = getattr(self, setting)
+            if starts and not warned and waited > min(_SILENT_S, limit / 2):
+                warned = True
+                warnings.warn(
+                    f"waiting for the environment process {_PHASES[phase]} for {waited:.0f} s; it "
+                    f"is killed after {limit:g} s ({setting})",
+                    stacklevel=2,
+                )
+            if waited > limit:
                 where = self._where()
                 self.close(0.0)
                 raise CollectorError(
-                    f"the environment process hung {where} for more than {self.step_timeout_s:g} s "
-                    "and was killed: look for an endless loop in the environment, or raise "
-                    "step_timeout_s"
+                    f"the environment process hung {where} for more than {limit:g} s and was "
+                    f"killed: look for an endless loop in the environment, or raise {setting}"
                 )
 
     def _died(self) -> CollectorError:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from envs.tables import assert_bitwise_equal
+from tensordict import TensorDict
 
 import unilab
 from unilab.tasks import TASKS
@@ -48,3 +50,25 @@ def test_the_time_limit_truncates_and_does_not_terminate(task: str) -> None:
 
     assert data["next", "truncated"][:, :, 0].int().tolist() == [[0, 0, 0, 0, 1]] * 8
     assert not data["next", "terminated"].any()
+
+
+@pytest.mark.parametrize("task", [*sorted(TASKS), "gym/Ant-v5", "dmc/walker-run"])
+def test_a_float64_default_changes_nothing(task: str) -> None:
+    """``torch.set_default_dtype`` may be the rest of a program's choice."""
+
+    def rollout() -> TensorDict:
+        env = _make(task, episode_length_s=0.1)
+        data = env.rollout(8, env.rand_action, break_when_any_done=False)
+        env.close()
+        return data
+
+    torch.manual_seed(0)
+    expected = rollout()
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = rollout()
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert_bitwise_equal(found, expected)

@@ -27,7 +27,7 @@ from unilab.envs.managers.term_state import StateSnapshot
 from unilab.envs.managers.termination import TerminationManager, TerminationTermCfg
 from unilab.envs.nan_guard import NanGuard, NanGuardCfg
 from unilab.envs.scene import EntityScene, SceneCfg
-from unilab.envs.torch_env import TorchEnv
+from unilab.envs.torch_env import OwnSettings, TorchEnv
 from unilab.errors import CapabilityError, ConfigError, NonFiniteError
 
 _logger = logging.getLogger(__name__)
@@ -82,6 +82,7 @@ class ManagerBasedRlEnv(TorchEnv):
     ``backend`` replaces MuJoCo on ``cfg.scene.model``.
     """
 
+    @OwnSettings()
     @torch.inference_mode(False)  # tensors made here are written to outside of it
     def __init__(
         self,

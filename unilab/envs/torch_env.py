@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ContextDecorator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NoReturn
 
@@ -25,21 +25,36 @@ _PARALLEL_GRAIN = 32768
 """Elements below which PyTorch runs elementwise operations on one CPU thread (at::GRAIN_SIZE)."""
 
 
-class _OneThread(AbstractContextManager[None]):
-    """PyTorch on one CPU thread, for batches too small for more.
+class OwnSettings(ContextDecorator):
+    """PyTorch's settings while an environment computes.
 
-    MKL's vector functions (exp, sin, ...) start threads for far smaller tensors than PyTorch does.
-    On busy cores the wait for such a thread costs thousands of times the work.
+    Tensors that name no dtype are float32, whatever the caller's default is.
+
+    Args:
+        one_thread: whether the batch is too small for more CPU threads. MKL's vector functions
+            (exp, sin, ...) start threads for far smaller tensors than PyTorch does. On busy cores
+            the wait for such a thread costs thousands of times the work.
     """
 
-    _outside = 1
+    def __init__(self, one_thread: bool = False) -> None:
+        self._one_thread = one_thread
+
+    def _recreate_cm(self) -> OwnSettings:
+        return OwnSettings(self._one_thread)  # a decorated function may call itself
 
     def __enter__(self) -> None:
-        self._outside = torch.get_num_threads()
-        torch.set_num_threads(1)
+        self._outside = torch.get_default_dtype(), torch.get_num_threads()
+        if self._outside[0] != torch.float32:
+            torch.set_default_dtype(torch.float32)
+        if self._one_thread:
+            torch.set_num_threads(1)
 
     def __exit__(self, *exc: object) -> None:
-        torch.set_num_threads(self._outside)
+        dtype, num_threads = self._outside
+        if dtype != torch.float32:
+            torch.set_default_dtype(dtype)
+        if self._one_thread:
+            torch.set_num_threads(num_threads)
 
 
 @dataclass
@@ -122,7 +137,7 @@ class TorchEnv(EnvBase):
     def obs_buf(self) -> dict[str, Tensor]:
         """The last observation of every environment by group; zeros before the first reset."""
         return self._state.observation or {
-            group: torch.zeros(self.num_envs, width, device=self.device)
+            group: torch.zeros(self.num_envs, width, dtype=torch.float32, device=self.device)
             for group, width in self.obs_groups_spec.items()
         }
 
@@ -206,7 +221,7 @@ class TorchEnv(EnvBase):
         groups, n, device = self.obs_groups_spec, self.num_envs, self.device
         self._action_shape, self._max_action = torch.Size((n, action_dim)), max_action
         small = device.type == "cpu" and n * max(action_dim, *groups.values()) < _PARALLEL_GRAIN
-        self._threads: AbstractContextManager[None] = _OneThread() if small else nullcontext()
+        self._settings = OwnSettings(one_thread=small)
         self.observation_spec = Composite(
             {k: Unbounded((n, width), device=device) for k, width in groups.items()},
             shape=(n,),
@@ -222,7 +237,7 @@ class TorchEnv(EnvBase):
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         self._check_usable()
         action = self._checked_action(tensordict)
-        with self._threads:
+        with self._settings:
             try:
                 began = time.perf_counter()
                 self._physics(action)
@@ -302,7 +317,7 @@ class TorchEnv(EnvBase):
         """Reset some rows as one transaction; return every row's observation and cleared flags."""
         began = time.perf_counter()
         whole = rows.shape[0] == self.num_envs
-        with self._threads:
+        with self._settings:
             before = self.generator.get_state()
             try:
                 if rows.shape[0]:

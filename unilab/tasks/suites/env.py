@@ -21,6 +21,7 @@ from unilab.checks import Positive, check_fields
 from unilab.envs import TorchEnv
 from unilab.envs.episode_sums import EpisodeSums
 from unilab.envs.nonfinite import is_finite, non_finite
+from unilab.envs.torch_env import OwnSettings
 from unilab.errors import CapabilityError
 from unilab.tasks import SUITES
 
@@ -70,6 +71,7 @@ class SuiteEnv(TorchEnv):
     current: ClassVar[bool] = False
     _draws_on = "cpu"  # physics is there
 
+    @OwnSettings()
     def __init__(
         self,
         cfg: SuiteEnvCfg,

@@ -1,9 +1,12 @@
 """0011-C16: the suite passes backends that keep the contract and names what others break."""
 
+from dataclasses import replace
+
 import mujoco
 import pytest
+import torch
 from backends.conftest import RIG
-from reference.carts import AllAtOnce, Carts
+from reference.carts import TIMESTEP, AllAtOnce, Carts
 
 from unilab.backends import MujocoBackend, assert_backend_conforms
 from unilab.tasks.velocity.go2 import go2_velocity_flat
@@ -91,7 +94,67 @@ class OpenEnded(Carts):
         pass
 
 
+class OneLeak(Carts):
+    """One row's velocity reaches one other row."""
+
+    def step_tensor(self, ctrl, nstep):
+        super().step_tensor(ctrl, nstep)
+        self._views["qvel"][4] += 1e-9 * self._views["qvel"][0]
+
+
+class OneModelLeak(Carts):
+    """One row's mass reaches one other row."""
+
+    def set_const(self, rows=None):
+        super().set_const(rows)
+        self._inverse[2] = self._inverse[4]
+
+
+class EndlessRails(Carts):
+    def _substep(self):
+        before = self._views["qpos"].clone(), self._views["qvel"].clone()
+        super()._substep()
+        out = self._views["qpos"].abs() == 5.0
+        x, v = (torch.where(out, b, now) for b, now in zip(before, self._motion(), strict=True))
+        self._views["qpos"].copy_(torch.where(out, x + TIMESTEP * v, x))
+        self._views["qvel"].copy_(v)
+
+    def _motion(self):
+        return self._views["qpos"], self._views["qvel"]
+
+
+class FreeControls(Carts):
+    """Forces follow the controls beyond their range."""
+
+    def step_tensor(self, ctrl, nstep):
+        super().step_tensor(ctrl, nstep)
+        self._force.copy_(ctrl)
+
+
+LOOSE = RIG.replace('<joint joint1="elbow" joint2="wrist"/>', "")
+
+
+def published(**values):
+    """The rig with other values published of its first actuator, or of its elbow."""
+
+    def make(n):
+        backend = rig(LOOSE, num_envs=n)
+        if "range" in values:
+            ball, shoulder, elbow, *others = backend.joints
+            backend.joints = (ball, shoulder, replace(elbow, **values), *others)
+        else:
+            first, *others = backend.actuators
+            backend.actuators = (replace(first, **values), *others)
+        return backend
+
+    return make
+
+
 BROKEN = {
+    OneLeak: "rows are deterministic and independent: .* differs beside .* of row 0",
+    OneModelLeak: "rows are deterministic and independent: .* differs beside .* of row 4",
+    EndlessRails: "joints stay in their ranges: joint 'left'",
+    FreeControls: "actuators have their gains and limits: .*'left_push'.*ctrl_range",
     CopiedViews: "views are live: qpos",
     LateSensors: "sensors are current with the state: sensor:gap",
     CoupledRows: "rows are deterministic and independent",
@@ -109,6 +172,25 @@ BROKEN = {
 def test_c16_faulty_backend_is_found_by_its_clause(backend):
     with pytest.raises(AssertionError, match=rf"(?m)^  {BROKEN[backend]}"):
         assert_backend_conforms(backend)
+
+
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        ({"range": (-0.3, 0.3)}, "joints stay in their ranges: joint 'elbow'"),
+        ({"range": (0.0, 0.0)}, "joints stay in their ranges: .*'elbow'"),
+        ({"stiffness": 20.5}, "actuators have their gains and limits: actuator 'shoulder'"),
+        ({"damping": -1.0}, "actuators have their gains and limits: actuator 'shoulder'"),
+        (
+            {"force_range": (-9.5, 9.0)},
+            "actuators have their gains and limits: actuator 'shoulder'",
+        ),
+        ({"ctrl_range": (-2.0, 0.6)}, "actuators have their gains and limits: .*ctrl_range"),
+    ],
+)
+def test_c16_wrong_figures_of_a_model_are_found(values, found):
+    with pytest.raises(AssertionError, match=rf"(?m)^  {found}"):
+        assert_backend_conforms(published(**values))
 
 
 def test_c16_every_broken_clause_is_listed():

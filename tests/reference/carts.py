@@ -16,17 +16,19 @@ from unilab.errors import CapabilityError, ConfigError, did_you_mean
 
 MASSES = (2.0, 0.5)
 TIMESTEP = 0.05
+_FORCE, _END = 4.0, 5.0
 _NQ = 2
 
 
 def _rail(name: str, column: int) -> JointInfo:
     cols = slice(column, column + 1)
-    return JointInfo(name=name, body=name, type="slide", qpos=cols, qvel=cols, range=(-5.0, 5.0))
+    return JointInfo(name=name, body=name, type="slide", qpos=cols, qvel=cols, range=(-_END, _END))
 
 
 class Carts(SimBackend):
     """``x'' = u / m`` for two carts: ``v += a dt`` and ``x += v dt + a dt^2 / 2`` are exact.
 
+    Forces are limited to 4 N. A cart that reaches the end of its rail stops there.
     The masses may differ between environments (``body_mass``, of ``[world, frame, left, right]``);
     their inverses, which physics uses, follow from them by ``set_const``.
     """
@@ -37,7 +39,7 @@ class Carts(SimBackend):
         ActuatorInfo(
             name=f"{name}_push",
             joint=name,
-            ctrl_range=(-4.0, 4.0),
+            ctrl_range=(-_FORCE, _FORCE),
             force_range=(-math.inf, math.inf),
             stiffness=0.0,
             damping=0.0,
@@ -97,10 +99,12 @@ class Carts(SimBackend):
 
     def _substep(self) -> None:
         x, v, u, time = self._views.values()
-        self._force.copy_(u)
-        a = u * self._inverse
+        self._force.copy_(u.clamp(-_FORCE, _FORCE))
+        a = self._force * self._inverse
         x += v * TIMESTEP + 0.5 * TIMESTEP**2 * a
         v += TIMESTEP * a
+        v[x.abs() > _END] = 0.0
+        x.clamp_(-_END, _END)
         time += TIMESTEP
 
     def _sense(self, rows: Tensor) -> None:

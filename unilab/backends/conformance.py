@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from unilab.backends.base import JOINT_WIDTHS, SimBackend
+from unilab.backends.base import JOINT_WIDTHS, JointInfo, SimBackend
 from unilab.errors import CapabilityError, ConfigError
 
 N, STEPS, NSTEP = 5, 8, 3
@@ -179,32 +179,129 @@ def substeps_hold_the_control(make: _Maker) -> None:
 
 
 @_clause
-def rows_are_deterministic_and_independent(make: _Maker) -> None:
+def joints_stay_in_their_ranges(make: _Maker) -> None:
+    backend = make()
+    qvel = backend.get_state_views()["qvel"]
     ends = []
-    for share in (1.0, 0.5):
+    for joint in backend.joints:
+        low, high = joint.range
+        assert low < high, f"the range of joint {joint.name!r} is {joint.range}"
+        if joint.type in ("hinge", "slide") and math.isfinite(high - low):
+            ends += [(joint, high, high - low), (joint, low, low - high)]
+    for at in range(0, len(ends), N):
+        chosen = ends[at : at + N]
+        pose, speed = backend.default_qpos.repeat(N, 1), torch.zeros_like(qvel)
+        for row, (joint, end, span) in enumerate(chosen):
+            pose[row, joint.qpos], speed[row, joint.qvel] = end, span / 0.1
+        backend.set_state_tensor(ALL, pose, speed)
+        for _ in range(math.ceil(0.1 / (NSTEP * backend.timestep))):
+            backend.step_tensor(backend.default_ctrl.repeat(N, 1).float(), NSTEP)
+            for row, (joint, end, span) in enumerate(chosen):
+                over = (backend.get_state_views()["qpos"][row, joint.qpos] - end) / span
+                assert over < 0.3, (
+                    f"joint {joint.name!r} left its range {joint.range} by 30 % of it: the range "
+                    "is wrong, or physics does not keep it"
+                )
+
+
+@_clause
+def actuators_have_their_gains_and_limits(make: _Maker) -> None:
+    backend = make()
+    for actuator in backend.actuators:
+        for what in ("ctrl_range", "force_range"):
+            low, high = getattr(actuator, what)
+            assert low < high, f"{what} of actuator {actuator.name!r} is {low, high}"
+    if "qfrc_actuator" not in backend.get_state_views():
+        return
+    driven = [actuator.joint for actuator in backend.actuators]
+    joints = {joint.name: joint for joint in backend.joints}
+    for i, actuator in enumerate(backend.actuators):
+        joint = joints.get(actuator.joint or "")
+        if joint and joint.type in ("hinge", "slide") and driven.count(joint.name) == 1:
+            _check_actuator(backend, i, joint)
+
+
+def _check_actuator(backend: SimBackend, i: int, joint: JointInfo) -> None:
+    """Compare the torques of one actuator, alone on its joint, with what is published about it."""
+    actuator = backend.actuators[i]
+    stiffness, damping, (low, high) = actuator.stiffness, actuator.damping, actuator.force_range
+    reach = min(high - low, 1e3)  # N m
+
+    def torques(angles: Sequence[float], speeds: Sequence[float], ctrl: Sequence[float]) -> Tensor:
+        """Of a row each, for offsets from the home pose, and controls."""
+        given = backend.default_ctrl.repeat(N, 1).float()
+        given[:, i] = torch.tensor(ctrl)
+        pose, speed = backend.default_qpos.repeat(N, 1), backend.get_state_views()["qvel"] * 0.0
+        backend.set_state_tensor(ALL, pose, speed)
+        backend.step_tensor(given, 1)  # sets the controls
+        pose[:, joint.qpos] += torch.tensor(angles).unsqueeze(1)
+        speed[:, joint.qvel] = torch.tensor(speeds, dtype=speed.dtype).unsqueeze(1)
+        backend.set_state_tensor(ALL, pose, speed, reset=False)
+        return backend.get_state_views()["qfrc_actuator"][:, joint.qvel.start].clone()
+
+    home = [float(backend.default_ctrl[i])] * N
+    angle, speed = reach / max(stiffness, reach), reach / max(damping, reach)
+    angles, speeds = [0.0, 2 * angle, -2 * angle, 0.0, 0.0], [0.0, 0.0, 0.0, 2 * speed, -2 * speed]
+    for share in (0.01, 1.0):  # within the limits, and beyond them
+        at, moving = [share * v for v in angles], [share * v for v in speeds]
+        found = torques(at, moving, home)
+        wanted = found[0] - stiffness * torch.tensor(at) - damping * torch.tensor(moving)
+        same = torch.allclose(found, wanted.to(found).clamp(low, high), rtol=1e-3, atol=1e-4)
+        assert same, (
+            f"actuator {actuator.name!r} with {stiffness} N m/rad, {damping} N m s/rad and limits "
+            f"{low, high} has torques {found.tolist()} at {at} rad and {moving} rad/s from home, "
+            f"not {wanted.tolist()}"
+        )
+    first, last = actuator.ctrl_range
+    ends = [max(first, -1e3), max(first, -1e3) - 1.0, 0.0, min(last, 1e3), min(last, 1e3) + 1.0]
+    still = [0.0] * N
+    found = torques(still, still, ends)
+    inside = bool(((low - 1e-4 <= found) & (found <= high + 1e-4)).all())
+    assert inside, f"torques {found.tolist()} of {actuator.name!r} are beyond {low, high}"
+    for bound, beyond in ((first, found[:2]), (last, found[3:])):
+        same = torch.allclose(*beyond, rtol=1e-3, atol=1e-4)
+        assert same or not math.isfinite(bound), (
+            f"a control of {actuator.name!r} beyond its ctrl_range {first, last} acts otherwise "
+            "than the bound"
+        )
+
+
+@_clause
+def rows_are_deterministic_and_independent(make: _Maker) -> None:
+    fields, ends = _fields(make), []
+    for changed in ([], *([row] for row in range(N))):
         backend = make()
-        qpos, qvel = _poses(backend, 0)
-        qvel[OTHERS] *= share
+        rows = torch.tensor(changed, dtype=torch.int64)
+        (qpos, qvel), controls = _poses(backend, 0), _controls(backend, 0)
+        qvel[rows] *= 0.5
+        controls[:, rows] *= 0.5
+        _write(backend, fields, rows)
+        backend.set_const(rows)
         backend.set_state_tensor(ALL, qpos, qvel)
-        for ctrl in _controls(backend, 0):
-            ctrl[OTHERS] *= share
+        for ctrl in controls:
             backend.step_tensor(ctrl, NSTEP)
-        ends.append(_state(backend)[SOME])
-    assert torch.equal(*ends), "equal rows end differently beside other states and controls"
+        ends.append(_snapshot(backend))
+    for row, end in enumerate(ends[1:]):
+        where = f"beside another state, control and model of row {row}"
+        _assert_same(ends[0], end, ALL[row != ALL], where)
 
 
 @_clause
 def a_diverged_row_stays_visible_and_alone(make: _Maker) -> None:
-    diverged, sound = make(), make()
+    sound = make()
     qpos, qvel = _poses(sound, 1)
     sound.set_state_tensor(ALL, qpos, qvel)
-    qvel[2] = math.nan
-    diverged.set_state_tensor(ALL, qpos, qvel)
-    _drive(sound, diverged)
-    finite = _state(diverged).isfinite().all(1)
-    assert finite.tolist() == [row != 2 for row in range(N)], f"finite rows are {finite.tolist()}"
-    same = torch.equal(_state(diverged)[finite], _state(sound)[finite])
-    assert same, "rows depend on a row that has diverged"
+    _drive(sound)
+    for row in range(N):
+        diverged = make()
+        broken = qvel.clone()
+        broken[row] = math.nan
+        diverged.set_state_tensor(ALL, qpos, broken)
+        _drive(diverged)
+        finite = _state(diverged).isfinite().all(1)
+        assert torch.equal(finite, row != ALL), f"finite rows are {finite.tolist()} beside {row}"
+        where = f"beside row {row}, which has diverged"
+        _assert_same(_snapshot(sound), _snapshot(diverged), ALL[finite], where)
 
 
 @_clause

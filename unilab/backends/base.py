@@ -230,7 +230,11 @@ class SimBackend(ABC):
 
     @abstractmethod
     def get_state_views(self) -> Mapping[str, Tensor]:
-        """Live views of the state fields, ``[num_envs, width]``, without a copy."""
+        """Live views of the state fields, ``[num_envs, width]``, without a copy.
+
+        ``qfrc_actuator``, if there is one, are the actuators' torques in the last substep or, after
+        a write, in the written state.
+        """
 
     @abstractmethod
     def get_sensor_view(self, name: str) -> Tensor:

@@ -258,8 +258,8 @@ def _check_actuator(backend: SimBackend, i: int, joint: JointInfo) -> None:
     found = torques(still, still, ends)
     inside = bool(((low - 1e-4 <= found) & (found <= high + 1e-4)).all())
     assert inside, f"torques {found.tolist()} of {actuator.name!r} are beyond {low, high}"
-    for bound, beyond in ((first, found[:2]), (last, found[3:])):
-        same = torch.allclose(*beyond, rtol=1e-3, atol=1e-4)
+    for bound, at_bound, beyond in ((first, *found[:2]), (last, *found[3:])):
+        same = torch.allclose(at_bound, beyond, rtol=1e-3, atol=1e-4)
         assert same or not math.isfinite(bound), (
             f"a control of {actuator.name!r} beyond its ctrl_range {first, last} acts otherwise "
             "than the bound"
@@ -299,7 +299,7 @@ def a_diverged_row_stays_visible_and_alone(make: _Maker) -> None:
         diverged.set_state_tensor(ALL, qpos, broken)
         _drive(diverged)
         finite = _state(diverged).isfinite().all(1)
-        assert torch.equal(finite, row != ALL), f"finite rows are {finite.tolist()} beside {row}"
+        assert finite.tolist() == [i != row for i in range(N)], f"finite: {finite.tolist()}"
         where = f"beside row {row}, which has diverged"
         _assert_same(_snapshot(sound), _snapshot(diverged), ALL[finite], where)
 

@@ -228,26 +228,34 @@ def test_c21_a_component_that_refuses_its_state_leaves_all_unchanged(session, di
 
 
 _KILLED_WHILE_SAVING = """
-import os, signal, sys, torch
+import os, shutil, signal, sys, torch
 from unilab.trainers import Checkpointer, Counters
 
-checkpointer = Checkpointer(sys.argv[1], {"net": torch.nn.Linear(2, 2)}, identity={})
+net = torch.nn.Linear(2, 2)
+checkpointer = Checkpointer(sys.argv[1], {"net": net}, identity={}, keep=1)
 checkpointer.save(Counters(frames=1))
+kill = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
 write = torch.save
-torch.save = lambda *args, **kwargs: (write(*args, **kwargs), os.kill(os.getpid(), signal.SIGKILL))
+if sys.argv[2] == "writing":
+    torch.save = lambda *args: (write(*args), kill())
+else:
+    shutil.rmtree = kill
 checkpointer.save(Counters(frames=2))
 """
 
 
 @pytest.mark.slow
-def test_c23_a_kill_while_saving_leaves_the_checkpoint_before_it_usable(tmp_path):
+@pytest.mark.parametrize("when", ["writing", "removing"])
+def test_c23_a_kill_while_saving_leaves_the_checkpoint_before_it_usable(tmp_path, when):
     killed = subprocess.run(
-        [sys.executable, "-c", _KILLED_WHILE_SAVING, str(tmp_path)], capture_output=True, text=True
+        [sys.executable, "-c", _KILLED_WHILE_SAVING, str(tmp_path), when],
+        capture_output=True,
+        text=True,
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     checkpointer = Checkpointer(tmp_path, {"net": torch.nn.Linear(2, 2)}, identity={})
-    assert checkpointer.load().frames == 1
-    assert list(tmp_path.glob(".*"))  # the staged one
+    assert checkpointer.load().frames == (1 if when == "writing" else 2)
+    assert list(tmp_path.glob(".*"))  # the one written or removed
     checkpointer.save(Counters(frames=3))
     assert checkpointer.load().frames == 3
     assert not list(tmp_path.glob(".*"))

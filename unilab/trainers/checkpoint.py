@@ -95,8 +95,8 @@ class Checkpointer:
         metadata = {"identity": self._identity}
         directory = self._rotation.directory
         try:
-            for stage in directory.glob(".*.stage-*"):  # left by a killed process
-                shutil.rmtree(stage)
+            for partial in directory.glob(".checkpoint-*"):  # left by a killed process
+                shutil.rmtree(partial)
             return self._rotation.save(
                 as_checkpoint(states), step=counters.frames, metadata=metadata
             )

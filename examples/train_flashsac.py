@@ -48,6 +48,8 @@ def make_learner(
         critic,
         gamma=algo.gamma,
         alpha_init=params.alpha_init,
+        min_alpha=params.min_alpha,
+        max_alpha=params.max_alpha,
         target_entropy_sigma=params.target_entropy_sigma,
         bc_alpha=params.bc_alpha,
     )

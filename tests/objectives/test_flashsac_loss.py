@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from reference.tiny import ACTION, CRITIC_OBS, OBS, tiny_actor, tiny_batch, tiny_critic, tiny_loss
@@ -88,8 +90,16 @@ def test_set_keys_renames_every_entry():
         torch.testing.assert_close(got[key], want[key], rtol=0, atol=0)
 
 
-def test_keyword_arguments_give_the_same_losses_as_a_tensordict():
-    loss, other, batch = tiny_loss(), tiny_loss(), tiny_batch()
+class Undispatched(FlashSACLoss):
+    def forward(self, data: TensorDict) -> TensorDict:
+        return super().forward(data)
+
+
+@pytest.mark.parametrize("kind", [FlashSACLoss, Undispatched])
+def test_keyword_arguments_give_the_same_losses_as_a_tensordict(kind):
+    loss, batch = tiny_loss(), tiny_batch()
+    other = kind(tiny_actor(), tiny_critic())
+    other.load_state_dict(loss.state_dict())
     torch.manual_seed(0)
     want = loss(batch)
     torch.manual_seed(0)
@@ -131,13 +141,13 @@ def test_truncation_does_not_cut_the_bootstrap_and_termination_does():
     assert (qvalue_loss(batch) - want).abs() > 1e-3
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.float32, torch.float64])
 def test_flags_and_rewards_may_be_of_any_type(dtype):
-    losses = []
+    losses, signed = [], torch.int64 if dtype is torch.uint8 else dtype
     for as_numbers in (False, True):
         batch = tiny_batch()
         reward = batch["next", "reward"].round()
-        batch["next", "reward"] = reward.long() if as_numbers else reward
+        batch["next", "reward"] = reward.to(signed) if as_numbers else reward
         if as_numbers:
             batch["next", "terminated"] = batch["next", "terminated"].to(dtype)
         torch.manual_seed(0)
@@ -153,6 +163,9 @@ def test_flags_and_rewards_may_be_of_any_type(dtype):
         ("gamma", float("nan")),
         ("alpha_init", 0.0),
         ("target_entropy_sigma", -0.1),
+        ("min_alpha", 0.0),
+        ("min_alpha", 0.02),
+        ("max_alpha", 0.005),
         ("bc_alpha", -1.0),
         ("bc_alpha", float("nan")),
     ],
@@ -166,6 +179,13 @@ def test_actor_and_critic_of_other_action_widths_are_refused():
     actor = FlashSACActor(OBS, ACTION + 1, hidden_dim=4)
     with pytest.raises(ConfigError, match=r"action_dim.*3 and 2"):
         FlashSACLoss(actor, tiny_critic())
+
+
+def test_an_actor_that_shares_parameters_with_the_critic_is_refused():
+    actor, critic = tiny_actor(), tiny_critic()
+    actor.trunk = critic.blocks[0]
+    with pytest.raises(ConfigError, match=r"share.*blocks\.0\.linear1\.weight"):
+        FlashSACLoss(actor, critic)
 
 
 def test_an_actor_in_the_place_of_the_critic_is_refused():
@@ -190,6 +210,53 @@ def test_observations_of_another_width_are_named(key, what, which):
     message = rf"^{what} must have shape \[B, {width}\].*9\]"
     with pytest.raises(ConfigError, match=message):
         getattr(tiny_loss(), which)(batch)
+
+
+@pytest.mark.parametrize("key", ["obs", "critic", "action", ("next", "obs"), ("next", "critic")])
+def test_inputs_of_another_dtype_are_named(key):
+    batch = tiny_batch()
+    batch[key] = batch[key].double()
+    with pytest.raises(ConfigError, match=r"^(critic )?(obs|act).* must be torch.float32"):
+        tiny_loss()(batch)
+
+
+def test_td_error_is_the_larger_distance_of_the_critics_from_the_target():
+    loss, batch = tiny_loss(torch.float64), tiny_batch(dtype=torch.float64)
+    loss.set_keys(priority=("meta", "priority"))
+    batch["next", "terminated"] = torch.ones(8, 1, dtype=torch.bool)  # the target is the reward
+    twin = copy.deepcopy(loss)
+    torch.manual_seed(0)
+    loss(batch)
+    torch.manual_seed(0)
+    twin.actor_loss(batch)
+    obs, action, *_ = twin.critic_inputs(batch)
+    q = twin.critic.value(twin.critic(obs, action, training=True))[:, :8]
+    want = (q - batch["next", "reward"].squeeze(-1).clamp(-5, 5)).abs().amax(0)
+    torch.testing.assert_close(batch["meta", "priority"], want)
+
+
+def test_priority_weights_weigh_the_rows():
+    def losses(weight: Tensor | None) -> Tensor:
+        loss, batch = tiny_loss(torch.float64, bc_alpha=0.5), tiny_batch(dtype=torch.float64)
+        if weight is not None:
+            batch["priority_weight"] = weight
+        torch.manual_seed(0)
+        out = loss(batch)
+        return torch.stack([out[key] for key in LOSSES])
+
+    one_hot = torch.eye(8)
+    rows = torch.stack([losses(row) for row in one_hot])
+    torch.testing.assert_close(rows.mean(0), losses(None))
+    weight = torch.arange(8.0) + 1
+    torch.testing.assert_close((weight[:, None] * rows).sum(0) / weight.sum(), losses(weight))
+    assert rows.std(0).min() > 0
+
+
+@pytest.mark.parametrize(("reward", "clipped"), [(-40.0, 1.0), (0.0, 0.0), (40.0, 1.0)])
+def test_rewards_beyond_the_support_are_seen_in_q_clipped(reward, clipped):
+    batch = tiny_batch()
+    batch["next", "reward"] = torch.full((8, 1), reward)
+    assert tiny_loss(gamma=0.9)(batch)["q_clipped"].item() == pytest.approx(clipped, abs=1e-6)
 
 
 def test_a_batch_with_time_is_refused():

@@ -41,6 +41,16 @@ def distribution(logits: np.ndarray) -> np.ndarray:
     return p / p.sum(-1, keepdims=True)
 
 
+def test_clipped_mass_is_that_beyond_the_support():
+    """Bins are 1 apart; 0.4 beyond an end is not counted, 0.6 is."""
+    p, zero = t(np.full((4, BINS), 1.0 / BINS)), t(np.zeros(4))
+    reward, ended = t(np.array([0.4, -0.6, 2.0, -9.0])), t(np.array([False] * 3 + [True]))
+    got = F.clipped_mass(p, reward, ended, zero, t(SUPPORT), 1.0)
+    torch.testing.assert_close(got * BINS, t(np.array([0.0, 1.0, 2.0, BINS])))
+    bonus = F.clipped_mass(p, zero, ended, reward, t(SUPPORT), 1.0)
+    torch.testing.assert_close(bonus * BINS, t(np.array([0.0, 1.0, 2.0, 0.0])))
+
+
 @given(atoms=matrix(3, BINS, -5, 5), logits=matrix(3, BINS, -8, 8))
 def test_projection_matches_the_reference(atoms, logits):
     p = distribution(logits)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
-from reference.tiny import ACTION, OBS, tiny_batch, tiny_critic, tiny_loss
+from reference.tiny import ACTION, OBS, tiny_actor, tiny_batch, tiny_critic, tiny_loss
 from torch import Tensor
 from torchrl import timeit
 
@@ -36,12 +38,81 @@ def same(one: object, two: object) -> bool:
 
 def test_metrics_of_the_latest_actor_step_stay_between_actor_steps():
     first, second = run(FlashSACLearner(tiny_loss()), range(2))
-    names = {"loss_actor", "loss_alpha", "loss_qvalue", "entropy", "alpha", "q_mean"}
+    names = {"loss_actor", "loss_alpha", "loss_qvalue", "entropy", "alpha", "q_mean", "q_clipped"}
     assert set(first) == set(second) == names
     for name in ("loss_actor", "loss_alpha", "entropy"):
         assert torch.equal(first[name], second[name])
     assert not torch.equal(first["loss_qvalue"], second["loss_qvalue"])
     assert not any(value.requires_grad for value in second.values())
+
+
+class NoCritic(FlashSACLoss):
+    def qvalue_loss(self, tensordict):
+        loss, info = super().qvalue_loss(tensordict)
+        return 0.0 * loss, info
+
+
+class NoActor(FlashSACLoss):
+    def actor_loss(self, tensordict):
+        loss, info = super().actor_loss(tensordict)
+        return 0.0 * loss, info
+
+
+class NoTemperature(FlashSACLoss):
+    def alpha_loss(self, entropy):
+        loss, info = super().alpha_loss(entropy)
+        return 0.0 * loss, info
+
+
+@pytest.mark.parametrize(
+    ("kind", "still"), [(NoCritic, "critic"), (NoActor, "actor"), (NoTemperature, "log_alpha")]
+)
+def test_a_subclass_of_the_loss_is_trained_by_its_own_losses(kind, still):
+    loss = kind(tiny_actor(), tiny_critic())
+    before = {name: p.detach().clone() for name, p in loss.named_parameters()}
+    FlashSACLearner(loss).update(tiny_batch())
+    for name, p in loss.named_parameters():
+        if "bias" not in name:  # a head's may have no gradient
+            assert torch.allclose(p, before[name], atol=1e-6) == name.startswith(still), name
+
+
+def test_a_subclass_of_the_loss_with_another_forward_is_refused():
+    class Summed(FlashSACLoss):
+        def forward(self, tensordict):
+            return super().forward(tensordict)
+
+    with pytest.raises(ConfigError, match=r"forward.*Summed"):
+        FlashSACLearner(Summed(tiny_actor(), tiny_critic()))
+
+
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+def test_the_temperature_stays_within_its_bounds(sign):
+    """A target of 1e3 nats cannot be reached, one of -1e3 is exceeded."""
+    loss = tiny_loss(target_entropy=sign * 1e3, alpha_init=0.5, min_alpha=0.4999, max_alpha=0.5001)
+    learner = FlashSACLearner(loss, lr=1e-3, actor_update_period=1)
+    alphas = [metrics["alpha"].item() for metrics in run(learner, range(3))]
+    assert alphas == pytest.approx([0.5 + sign * 1e-4] * 3, abs=1e-7)
+
+
+@pytest.mark.parametrize("reward", [-40.0, 0.1])
+def test_a_target_that_stays_beyond_the_support_is_warned_of_once(reward):
+    learner, batch = FlashSACLearner(tiny_loss(gamma=0.9)), tiny_batch()
+    batch["next", "reward"] = torch.full((8, 1), reward)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", RuntimeWarning)
+        for thousands in range(1, 6):
+            learner.update_count = 1000 * thousands - 1
+            learner.update(batch)
+    ours = [str(w.message) for w in caught if "q_clipped" in str(w.message)]
+    assert len(ours) == (reward < -1.0)
+    assert all("[-5, 5]" in text and "RewardNormalizer" in text for text in ours)
+
+
+def test_the_batch_gets_the_td_error_of_its_rows():
+    learner, batch = FlashSACLearner(tiny_loss()), tiny_batch()
+    assert "td_error" not in learner.update(batch)
+    assert batch["td_error"].shape == (8,)
+    assert batch["td_error"].min() > 0.0
 
 
 def test_updates_are_timed_by_torchrl():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 import subprocess
@@ -57,7 +58,11 @@ def test_compiled_updates_are_the_eager_ones_and_compile_once():
         for name, want in eager.loss.state_dict().items():
             if "running" in name:
                 torch.testing.assert_close(statistics[name], want, rtol=1e-4, atol=1e-4)
-    assert type(compiled._critic_terms._call).__name__ != "method"  # it did not fall back
+    terms = compiled.loss.critic_terms
+    assert type(terms._call).__name__ != "method"  # it did not fall back
+    # A copy of the loss compiles its own critic's terms, and without compilation none are.
+    assert copy.deepcopy(compiled.loss).critic_terms._eager.__self__ is not compiled.loss
+    assert FlashSACLearner(compiled.loss).loss.critic_terms is not terms
     assert len(compiled.loss.actor.calls) == 6
 
 

@@ -17,7 +17,7 @@ from unilab.modules.layers import (
     UnitLinear,
     UnitRMSNorm,
     check_at_least,
-    check_width,
+    check_input,
     normalize_layers,
 )
 
@@ -173,7 +173,7 @@ class FlashSACActor(nn.Module):
         }
 
     def _heads(self, obs: Tensor, training: bool) -> tuple[Tensor, Tensor]:
-        check_width("observation", obs, self.obs_dim)
+        check_input("observation", obs, self.obs_dim, self.mean_head.weight.dtype)
         h = self.embedder(obs, training)
         for block in self.blocks:
             h = block(h, training)

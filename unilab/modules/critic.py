@@ -13,7 +13,7 @@ from unilab.modules.layers import (
     UnitLinear,
     UnitRMSNorm,
     check_at_least,
-    check_width,
+    check_input,
     normalize_layers,
 )
 
@@ -92,8 +92,8 @@ class FlashSACCritic(nn.Module):
         Returns:
             ``[E, B, K]`` log-probabilities of those rows.
         """
-        check_width("critic observation", obs, self.obs_dim)
-        check_width("action", action, self.action_dim)
+        check_input("critic observation", obs, self.obs_dim, self.support.dtype)
+        check_input("action", action, self.action_dim, self.support.dtype)
         x = torch.cat((obs, action), dim=-1).t()
         h = self.embedder(x.expand(self.num_members, -1, -1), training)
         for block in self.blocks:

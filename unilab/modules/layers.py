@@ -198,13 +198,18 @@ def normalize_layers(module: nn.Module) -> None:
             layer.normalize()
 
 
-def check_width(name: str, value: Tensor, width: int) -> None:
-    """Refuse an input of a network that is not ``[B, width]``."""
+def check_input(name: str, value: Tensor, width: int, dtype: torch.dtype) -> None:
+    """Refuse an input of a network that is not ``[B, width]`` of its parameters' dtype."""
     if value.ndim != 2 or value.shape[1] != width:
         flatten = "; flatten the batch with reshape(-1)" if value.ndim > 2 else ""
         raise ConfigError(
             f"{name} must have shape [B, {width}], the width that the network was built for, got "
             f"{list(value.shape)}{flatten}"
+        )
+    if value.dtype != dtype:
+        raise ConfigError(
+            f"{name} must be {dtype} as the network's parameters, got {value.dtype}: append "
+            "torchrl.envs.DoubleToFloat() to the environment, or cast the batch"
         )
 
 

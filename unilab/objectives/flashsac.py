@@ -34,12 +34,21 @@ class FlashSACLoss(LossModule):
             independent normals of standard deviation ``target_entropy_sigma``.
         target_entropy_sigma: see ``target_entropy``; used when that is ``None``.
         alpha_init: initial temperature.
+        min_alpha, max_alpha: bounds of the temperature; none by default.
         bc_alpha: weight of the behaviour-cloning term of the actor's loss.
 
     Minimise the sum of the ``loss_*`` entries: each parameter gets the gradient of its own loss
     only. ``SoftUpdate(loss, tau=0.01)`` moves the target critic's parameters; the target keeps its
-    own running statistics. Without TensorDict, pass the batch as keyword arguments
-    (``next_reward=...``); the outputs come in the order of ``out_keys``.
+    own running statistics. Call :meth:`normalize_parameters` after each optimizer step, and scale
+    rewards so that returns fit the critic's support (:class:`~unilab.data.RewardNormalizer`): the
+    target is clipped to it, and ``q_clipped`` is the share of its mass that was beyond. Without
+    TensorDict, pass the batch as keyword arguments (``next_reward=...``); the outputs come in the
+    order of ``out_keys``.
+
+    With prioritised replay, rows are weighted by ``priority_weight``, and ``td_error`` is written
+    into the batch for ``buffer.update_tensordict_priority(batch)``. A subclass may override
+    :meth:`actor_loss`, :meth:`alpha_loss` and :meth:`qvalue_loss`, which :meth:`forward` and
+    :class:`~unilab.trainers.FlashSACLearner` call.
 
     Examples:
         >>> import torch
@@ -84,6 +93,10 @@ class FlashSACLoss(LossModule):
             terminated: end of the bootstrap, under ``"next"``.
             steps_to_next_obs: steps from ``obs`` to ``("next", obs)``, as MultiStep writes them;
                 1 where the batch has none.
+            priority: output ``[B]``, how far the critics' values are from the target's, the larger
+                of the ensemble's.
+            priority_weight: weights of the rows, as prioritised buffers write them; 1 where the
+                batch has none.
         """
 
         obs: NestedKey = "obs"
@@ -93,6 +106,8 @@ class FlashSACLoss(LossModule):
         done: NestedKey = "done"
         terminated: NestedKey = "terminated"
         steps_to_next_obs: NestedKey = "steps_to_next_obs"
+        priority: NestedKey = "td_error"
+        priority_weight: NestedKey = "priority_weight"
 
     default_keys = _AcceptedKeys
     tensor_keys: _AcceptedKeys
@@ -103,6 +118,7 @@ class FlashSACLoss(LossModule):
         "alpha",
         "entropy",
         "q_mean",
+        "q_clipped",
     ]
 
     actor: Any  # a module of the actor contract
@@ -118,6 +134,8 @@ class FlashSACLoss(LossModule):
         target_entropy: float | None = None,
         target_entropy_sigma: float = 0.15,
         alpha_init: float = 0.01,
+        min_alpha: float | None = None,
+        max_alpha: float | None = None,
         bc_alpha: float = 0.0,
     ) -> None:
         super().__init__()
@@ -130,6 +148,12 @@ class FlashSACLoss(LossModule):
             raise ConfigError(f"gamma must be in (0, 1], got {gamma}")
         if not alpha_init > 0.0:
             raise ConfigError(f"alpha_init must be above 0, got {alpha_init}")
+        if min_alpha is not None and not 0.0 < min_alpha <= alpha_init:
+            raise ConfigError(f"min_alpha must be in (0, alpha_init={alpha_init}], got {min_alpha}")
+        if max_alpha is not None and not alpha_init <= max_alpha:
+            raise ConfigError(
+                f"max_alpha must be at least alpha_init={alpha_init}, got {max_alpha}"
+            )
         if not target_entropy_sigma > 0.0:
             raise ConfigError(f"target_entropy_sigma must be above 0, got {target_entropy_sigma}")
         if not bc_alpha >= 0.0:
@@ -140,8 +164,16 @@ class FlashSACLoss(LossModule):
                 "action_dim must be the same for actor and critic, got "
                 f"{width} and {critic.action_dim}"
             )
+        in_actor = {id(parameter) for parameter in actor.parameters()}
+        shared = [name for name, p in critic.named_parameters() if id(p) in in_actor]
+        if shared:
+            raise ConfigError(
+                "critic must share no parameters with the actor, whose optimizer would move them "
+                f"too, got {', '.join(shared)}: give each network its own copy"
+            )
         self.gamma = gamma
         self.bc_alpha = bc_alpha
+        self._log_alpha_bounds = [a and math.log(a) for a in (min_alpha, max_alpha)]
         if target_entropy is None:
             target_entropy = F.target_entropy(critic.action_dim, target_entropy_sigma)
         self.target_entropy = target_entropy
@@ -188,7 +220,10 @@ class FlashSACLoss(LossModule):
     @property
     def alpha(self) -> Tensor:
         """The temperature, 0-dim and detached."""
-        return self.log_alpha.detach().exp()
+        log_alpha = self.log_alpha.detach()
+        if self._log_alpha_bounds != [None, None]:
+            log_alpha.clamp_(*self._log_alpha_bounds)  # the parameter itself, as TorchRL's SACLoss
+        return log_alpha.exp()
 
     @property
     def in_keys(self) -> list[NestedKey]:
@@ -203,20 +238,26 @@ class FlashSACLoss(LossModule):
         self.actor.normalize_parameters()
         self.critic.normalize_parameters()
 
+    # Here and not at forward, where a subclass would lose it.
     @dispatch
+    def __call__(self, tensordict: TensorDictBase) -> TensorDict:
+        """:meth:`forward`, also with the batch as keyword arguments."""
+        return super().__call__(tensordict)
+
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
         """All three losses on one batch, before any parameter moves.
 
         Args:
-            tensordict: batch ``[B]`` with :attr:`in_keys`.
+            tensordict: batch ``[B]`` with :attr:`in_keys`; gets the rows' ``td_error``.
 
         Returns:
             0-dim ``loss_actor``, ``loss_qvalue``, ``loss_alpha``, ``loss_aux_<name>`` for each of
-            the actor's auxiliary losses, ``alpha``, ``entropy``, ``q_mean``.
+            the actor's auxiliary losses, ``alpha``, ``entropy``, ``q_mean``, ``q_clipped``.
         """
         loss_actor, actor_info = self.actor_loss(tensordict)
         loss_alpha, _ = self.alpha_loss(actor_info["entropy"])
         loss_qvalue, critic_info = self.qvalue_loss(tensordict)
+        self.write_priority(tensordict, critic_info)
         return TensorDict(
             {
                 "loss_actor": loss_actor,
@@ -227,6 +268,11 @@ class FlashSACLoss(LossModule):
                 **critic_info,
             }
         )
+
+    def write_priority(self, tensordict: TensorDictBase, critic_info: dict[str, Tensor]) -> None:
+        """Move ``td_error`` from the metrics of :meth:`qvalue_loss` into the batch."""
+        if "td_error" in critic_info:
+            tensordict.set(self.tensor_keys.priority, critic_info.pop("td_error"))
 
     def actor_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of the actor; the critic is frozen.
@@ -240,17 +286,17 @@ class FlashSACLoss(LossModule):
             self._read(tensordict, k) for k in (keys.obs, keys.critic_obs, keys.action)
         )
         next_obs = self._read(tensordict, _under_next(keys.obs))
-        rows = obs.shape[0]
+        rows, weight = obs.shape[0], self._weight(tensordict)
         actions, log_probs, aux = self._act(torch.cat((obs, next_obs)), training=True)
         action, log_prob = actions[:rows], log_probs[:rows]
         with hold_out_net(self.critic):
             q = self.critic.value(self.critic(critic_obs, action, training=False)).amin(0)
-        loss = (self.alpha * log_prob - q).mean()
+        loss = _mean(self.alpha * log_prob - q, weight)
         if self.bc_alpha:
-            imitation = (action - action_data).square().mean()
+            imitation = _mean((action - action_data).square().mean(-1), weight)
             loss = loss + self.bc_alpha * q.detach().abs().mean() * imitation
         return loss, {
-            "entropy": -log_prob.detach().mean(),
+            "entropy": -_mean(log_prob.detach(), weight),
             **{f"loss_aux_{name}": value for name, value in aux.items()},
         }
 
@@ -280,7 +326,8 @@ class FlashSACLoss(LossModule):
         """Cross-entropy of the critic to the projected target distribution.
 
         Returns:
-            the 0-dim loss and ``q_mean``, the mean value over ensemble and rows.
+            the 0-dim loss, and ``q_mean``, the mean value over ensemble and rows; ``q_clipped``,
+            the share of the target's mass that was beyond the support; ``td_error`` ``[B]``.
         """
         return self.critic_terms(*self.critic_inputs(tensordict))
 
@@ -298,8 +345,7 @@ class FlashSACLoss(LossModule):
             for k in (keys.obs, keys.critic_obs, keys.reward, keys.terminated)
         )
         rows = reward.shape[0]
-        if not reward.is_floating_point():
-            reward = reward.to(self.critic.support.dtype)
+        reward = reward.to(self.critic.support.dtype)
         steps = tensordict.get(keys.steps_to_next_obs, None)
         if steps is None:
             discount = reward.new_full((rows,), self.gamma)
@@ -307,6 +353,7 @@ class FlashSACLoss(LossModule):
             discount = self.gamma ** steps.reshape(rows).to(reward.dtype)
         next_action, log_prob, _ = self._act(next_obs, training=False)
         entropy_bonus = -self.alpha * log_prob
+        weight = self._weight(tensordict)
         return (
             torch.cat((critic_obs, next_critic_obs)),
             torch.cat((action, next_action)),
@@ -314,6 +361,7 @@ class FlashSACLoss(LossModule):
             terminated.reshape(rows),
             discount,
             entropy_bonus,
+            *(() if weight is None else (weight,)),
         )
 
     def critic_terms(
@@ -324,6 +372,7 @@ class FlashSACLoss(LossModule):
         terminated: Tensor,
         discount: Tensor,
         entropy_bonus: Tensor,
+        weight: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The critic's loss as a pure function of tensors.
 
@@ -334,6 +383,7 @@ class FlashSACLoss(LossModule):
             terminated: ``[B]`` bool.
             discount: ``[B]``, ``gamma ** n``.
             entropy_bonus: ``[B]``, ``-alpha * log_prob`` of the next actions.
+            weight: ``[B]`` weights of the rows; None weighs all the same.
 
         Returns:
             as :meth:`qvalue_loss`.
@@ -347,11 +397,20 @@ class FlashSACLoss(LossModule):
             # [B]: the member with the smaller value of each row
             member = self._target_critic.value(next_log_p).argmin(0)
             next_p = next_log_p.exp()[member, torch.arange(rows, device=member.device)]
-            atoms = F.target_support(reward, terminated, entropy_bonus, support, discount)
-            target = F.project_distribution(atoms, next_p, support)
+            bellman = (reward, terminated, entropy_bonus, support, discount)
+            target = F.project_distribution(F.target_support(*bellman), next_p, support)
         log_p = self.critic(critic_obs, action, training=True, rows=slice(rows))
-        loss = F.cross_entropy(target, log_p).mean()
-        return loss, {"q_mean": self.critic.value(log_p.detach()).mean()}
+        loss = _mean(F.cross_entropy(target, log_p), weight)
+        q = self.critic.value(log_p.detach())
+        return loss, {
+            "q_mean": q.mean(),
+            "q_clipped": F.clipped_mass(next_p, *bellman).mean(),
+            "td_error": (q - target @ support).abs().amax(0),
+        }
+
+    def _weight(self, tensordict: TensorDictBase) -> Tensor | None:
+        weight = tensordict.get(self.tensor_keys.priority_weight, None)
+        return None if weight is None else weight.reshape(-1).to(self.critic.support.dtype)
 
     def _read(self, tensordict: TensorDictBase, key: NestedKey) -> Tensor:
         value = tensordict.get(key, None)
@@ -363,6 +422,11 @@ class FlashSACLoss(LossModule):
         if key in (critic_obs, _under_next(critic_obs)):
             fix = 'an environment without critic observations needs loss.set_keys(critic_obs="obs")'
         raise ConfigError(f"the batch has no {key!r}, only {', '.join(here)}: {fix}")
+
+
+def _mean(value: Tensor, weight: Tensor | None) -> Tensor:
+    """Mean of ``[*, B]``, with the rows' weights ``[B]`` if there are any."""
+    return value.mean() if weight is None else (value * weight).mean() / weight.mean()
 
 
 def _under_next(key: NestedKey) -> tuple[str, ...]:

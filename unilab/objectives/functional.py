@@ -21,6 +21,7 @@ from unilab.modules.distributions import (
 
 __all__ = [
     "categorical_value",
+    "clipped_mass",
     "cross_entropy",
     "gaussian_log_prob",
     "learning_rate",
@@ -58,9 +59,41 @@ def target_support(
     Returns:
         ``[B, K]`` atoms inside ``[support[0], support[-1]]``.
     """
-    weight = terminated.logical_not().to(reward.dtype) * discount
-    atoms = torch.addcmul(reward[:, None], weight[:, None], support + entropy_bonus[:, None])
+    atoms = _bellman_atoms(reward, terminated, entropy_bonus, support, discount)
     return torch.minimum(torch.maximum(atoms, support[0]), support[-1])
+
+
+def clipped_mass(
+    p: Tensor,
+    reward: Tensor,
+    terminated: Tensor,
+    entropy_bonus: Tensor,
+    support: Tensor,
+    discount: Tensor | float,
+) -> Tensor:
+    """Mass that :func:`target_support` moves by more than half a bin, because it clips.
+
+    Args:
+        p: ``[B, K]`` mass of each atom; the others are those of :func:`target_support`.
+
+    Returns:
+        ``[B]``, between 0 and 1.
+    """
+    atoms = _bellman_atoms(reward, terminated, entropy_bonus, support, discount)
+    half_bin = 0.5 * (support[1] - support[0])
+    beyond = (atoms < support[0] - half_bin) | (atoms > support[-1] + half_bin)
+    return (p * beyond).sum(-1)
+
+
+def _bellman_atoms(
+    reward: Tensor,
+    terminated: Tensor,
+    entropy_bonus: Tensor,
+    support: Tensor,
+    discount: Tensor | float,
+) -> Tensor:
+    weight = terminated.logical_not().to(reward.dtype) * discount
+    return torch.addcmul(reward[:, None], weight[:, None], support + entropy_bonus[:, None])
 
 
 def project_distribution(atoms: Tensor, p: Tensor, support: Tensor) -> Tensor:

@@ -61,6 +61,7 @@ METRICS: dict[str, Metric] = {
         Metric("Policy/alpha", "1", "mean", _LEARNER),
         Metric("Policy/entropy", "nat", "mean", _LEARNER),
         Metric("Critic/q_mean", "normalised reward", "mean", _LEARNER),
+        Metric("Critic/q_clipped", "share of mass", "mean", _LEARNER),
         Metric("Eval/return", "reward", "mean", _EVALUATION),
         Metric("Eval/episode_length", "control step", "mean", _EVALUATION),
         Metric("Eval/terminated", "share of episodes", "mean", _EVALUATION),

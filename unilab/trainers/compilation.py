@@ -60,8 +60,8 @@ def capture(step: Step, loss: FlashSACLoss) -> Step:
     graph = CudaGraphModule(step)
 
     def replay(tensordict: TensorDictBase) -> dict[str, Tensor]:
-        keys = (*loss.in_keys, loss.tensor_keys.steps_to_next_obs)
-        return graph(tensordict.select(*keys, strict=False))
+        optional = (loss.tensor_keys.steps_to_next_obs, loss.tensor_keys.priority_weight)
+        return graph(tensordict.select(*loss.in_keys, *optional, strict=False))
 
     return replay
 
@@ -74,6 +74,10 @@ class CompiledOrEager:
         # With fullgraph, a failure to compile comes before anything ran: no running statistics
         # have moved when the eager function takes over.
         self._call = torch.compile(function, fullgraph=True, dynamic=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Of a method, a copy calls the copied object.
+        return CompiledOrEager, (self._eager,)
 
     def __call__(self, *args: Tensor) -> Any:
         try:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import inspect
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -23,6 +25,7 @@ from unilab.trainers.compilation import CompiledOrEager, Step, capture, matmul_d
 from unilab.trainers.state_check import semantics_problem, state_problem
 
 _AUX = "loss_aux_"
+_LOOK_INTERVAL, _MOST_CLIPPED = 1000, 0.25  # updates; share of the target's mass
 
 
 class FlashSACLearner:
@@ -32,7 +35,8 @@ class FlashSACLearner:
     takes one and its target follows.
 
     Args:
-        loss: the loss module; its actor and critic are optimised in place.
+        loss: the loss module; its actor and critic are optimised in place. Its ``actor_loss``,
+            ``alpha_loss`` and ``qvalue_loss`` are called, a subclass's too.
 
     Keyword Args:
         lr_init: rate at the first step of the warm-up.
@@ -67,6 +71,11 @@ class FlashSACLearner:
             raise ConfigError(f"lr must be above 0, got {lr}")
         if not 0.0 < tau <= 1.0:
             raise ConfigError(f"tau must be in (0, 1], got {tau}")
+        if inspect.unwrap(type(loss).forward) is not inspect.unwrap(FlashSACLoss.forward):
+            raise ConfigError(
+                f"forward of {type(loss).__name__} must be FlashSACLoss's, because the learner "
+                "does not call it: override actor_loss, alpha_loss or qvalue_loss"
+            )
         custom = actor_semantics(loss.actor)["kind"] == "custom"
         if custom and not actor_normalize_parameters:
             raise ConfigError(
@@ -110,11 +119,14 @@ class FlashSACLearner:
             name: LambdaLR(adam, self._rate) for name, adam in self._optimizers.items()
         }
         self._target_update = SoftUpdate(loss, tau=tau)
-        # The critic is most of an update. Compiling the actor's part gained nothing, and without
-        # it any actor of the contract works.
-        self._critic_terms = CompiledOrEager(loss.critic_terms) if compile else loss.critic_terms
+        loss.__dict__.pop("critic_terms", None)  # an earlier learner's
+        if compile:
+            # The critic is most of an update. Compiling the actor's part gained nothing, and
+            # without it any actor of the contract works.
+            loss.__dict__["critic_terms"] = CompiledOrEager(loss.critic_terms)
         self._normalize_actor = actor_normalize_parameters
         self._use_graph = use_graph
+        self._looks_clipped, self._warned = 0, False
         self._actor_step, self._critic_step = self._steps()
         self._actor_metrics: dict[str, Tensor] = {}
 
@@ -122,12 +134,13 @@ class FlashSACLearner:
         """One update on one batch, timed as ``torchrl.timeit("update")``.
 
         Args:
-            tensordict: batch ``[B]`` with the loss's ``in_keys``; rewards already normalised.
+            tensordict: batch ``[B]`` with the loss's ``in_keys``; rewards already normalised. It
+                gets the rows' ``td_error``.
 
         Returns:
             detached 0-dim metrics: ``loss_actor``, ``loss_alpha``, ``loss_aux_<name>``, ``entropy``
-            (of the latest actor step), ``loss_qvalue``, ``q_mean``, ``alpha``. The device is not
-            synchronised.
+            (of the latest actor step), ``loss_qvalue``, ``q_mean``, ``q_clipped``, ``alpha``. The
+            device is not synchronised, but for a look at ``q_clipped`` in every 1000th update.
         """
         with timeit("update"):
             if self.update_count % self.actor_update_period == 0:
@@ -135,9 +148,26 @@ class FlashSACLearner:
                 self._schedules["actor"].step()
                 self._schedules["alpha"].step()
             critic_metrics = self._critic_step(tensordict)
+            self.loss.write_priority(tensordict, critic_metrics)
             self._schedules["critic"].step()
             self.update_count += 1
+            if self.update_count % _LOOK_INTERVAL == 0 and "q_clipped" in critic_metrics:
+                self._check_clipped(critic_metrics["q_clipped"].item())
             return TensorDict({**self._actor_metrics, **critic_metrics, "alpha": self.loss.alpha})
+
+    def _check_clipped(self, share: float) -> None:
+        """Warns once, when two looks in a row find much of the target's mass clipped."""
+        self._looks_clipped = self._looks_clipped + 1 if share > _MOST_CLIPPED else 0
+        if self._looks_clipped == 2 and not self._warned:
+            self._warned = True
+            v_min, *_, v_max = self.loss.critic.support.tolist()
+            warnings.warn(
+                f"{share:.0%} of the target's mass (q_clipped) is beyond the critic's support "
+                f"[{v_min:g}, {v_max:g}] and clipped to it: scale rewards with "
+                "unilab.data.RewardNormalizer, or give the critic another v_min and v_max",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
     def _step_actor(self, tensordict: TensorDictBase) -> dict[str, Tensor]:
         loss_actor, info = self.loss.actor_loss(tensordict)
@@ -172,7 +202,7 @@ class FlashSACLearner:
                 )
 
     def _step_critic(self, tensordict: TensorDictBase) -> dict[str, Tensor]:
-        loss_qvalue, info = self._critic_terms(*self.loss.critic_inputs(tensordict))
+        loss_qvalue, info = self.loss.qvalue_loss(tensordict)
         self._minimize("critic", loss_qvalue)
         self.loss.critic.normalize_parameters()
         self._target_update.step()

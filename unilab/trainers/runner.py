@@ -22,7 +22,12 @@ from unilab.trainers.run import Run, warning_if_unwritable
 if TYPE_CHECKING:
     from unilab.settings import TrainingCfg
 
-_TAGS = {"alpha": "Policy/alpha", "entropy": "Policy/entropy", "q_mean": "Critic/q_mean"}
+_TAGS = {
+    "alpha": "Policy/alpha",
+    "entropy": "Policy/entropy",
+    "q_mean": "Critic/q_mean",
+    "q_clipped": "Critic/q_clipped",
+}
 _TIMED = ("collect", "learn", "update")
 """Names of ``torchrl.timeit``; the learner times its own update."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from unilab.checks import Count
+from unilab.checks import Count, Positive
 from unilab.settings import OffPolicyCfg, TrainingCfg
 
 if TYPE_CHECKING:
@@ -46,6 +46,10 @@ class FlashSACParamsCfg:
     """How fast the target critic follows the critic."""
     alpha_init: float = 0.01
     """Initial entropy temperature."""
+    min_alpha: Positive | None = None
+    """Lowest temperature; null: no bound."""
+    max_alpha: Positive | None = None
+    """Highest temperature; null: no bound."""
     target_entropy_sigma: float = 0.15
     """Standard deviation of the Gaussian whose entropy is the target. Smaller: a more precise
     policy that explores less."""

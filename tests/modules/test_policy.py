@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from reference.tiny import ACTION, OBS, tiny_actor
 from tensordict import TensorDict
+from torchrl.envs import InitTracker, PendulumEnv, TransformedEnv
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
+from unilab.errors import ConfigError
 from unilab.modules import FlashSACActor, FlashSACPolicy
+
+KINDS = [
+    ExplorationType.RANDOM,
+    ExplorationType.DETERMINISTIC,
+    ExplorationType.MODE,
+    ExplorationType.MEAN,
+]
 
 
 def held(actor: FlashSACActor, rows: int) -> FlashSACActor:
@@ -18,9 +29,7 @@ def held(actor: FlashSACActor, rows: int) -> FlashSACActor:
     return actor
 
 
-@pytest.mark.parametrize(
-    "kind", [ExplorationType.DETERMINISTIC, ExplorationType.MODE, ExplorationType.MEAN]
-)
+@pytest.mark.parametrize("kind", KINDS[1:])
 def test_any_other_exploration_type_acts_with_the_transformed_mean(kind):
     actor = held(tiny_actor(), 5)
     noise = actor._noise.clone()
@@ -40,6 +49,20 @@ def test_noise_is_redrawn_where_the_first_of_is_init_and_done_says_so(keys):
     with set_exploration_type(ExplorationType.RANDOM):
         FlashSACPolicy(actor)(TensorDict({"obs": torch.zeros(6, OBS), **flags}, [6]))
     assert torch.equal((actor._noise == before).all(-1), ~reset.squeeze(-1))
+
+
+def test_exploring_an_environment_without_init_tracker_is_refused():
+    """Whose ``done`` is False again after a reset, so that noise would run across episode ends."""
+    env, policy = PendulumEnv(), FlashSACPolicy(FlashSACActor(1, 1), obs_key="th")
+    for made, type_ in itertools.product((env, TransformedEnv(env, InitTracker())), KINDS):
+        data = made.reset()
+        data["th"] = data["th"].unsqueeze(-1)
+        with set_exploration_type(type_):
+            if made is env and type_ is ExplorationType.RANDOM:
+                with pytest.raises(ConfigError, match="InitTracker"):
+                    policy(data)
+            else:
+                assert policy(data)["action"].shape == (1,)
 
 
 @pytest.mark.parametrize("batch_size", [[], [4], [2, 3]])

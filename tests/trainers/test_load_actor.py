@@ -12,7 +12,7 @@ from reference.actors import PlainActor
 from torch import nn
 
 from unilab.errors import ActorContractError, CheckpointError
-from unilab.modules import FlashSACActorSpec, actor_semantics, build_actor
+from unilab.modules import FlashSACActor, FlashSACActorSpec, actor_semantics, build_actor
 from unilab.record import RunFolder
 from unilab.trainers import Counters, load_actor, load_play_actor
 from unilab.trainers.checkpoint import read_identity
@@ -166,8 +166,23 @@ def test_c19_c21_a_builder_that_has_changed_is_refused(
         load_play_actor(tmp_path)
 
 
+class Bolder(FlashSACActor):
+    max_noise_steps = 4
+
+
+def test_c25_a_subclass_of_the_built_in_actor_is_played(session, tmp_path):
+    run = session(actor=Bolder(3, 1, hidden_dim=8, num_blocks=1, action_low=-2.0))
+    run.checkpointer.save(Counters(frames=1))
+    actor = load_play_actor(tmp_path)
+    assert type(actor) is Bolder
+    assert actor_semantics(actor)["kind"] == "custom"
+    want = run.actor.explore(OBS, deterministic=True)
+    assert torch.equal(actor.explore(OBS, deterministic=True), want)
+
+
 def test_c25_an_actor_of_unknown_builder_can_be_resumed_but_not_played(session, tmp_path):
-    session(actor=PlainActor(3, 1)).checkpointer.save(Counters(frames=48))
+    with pytest.warns(RuntimeWarning, match=r"PlainActor.*build_actor"):
+        session(actor=PlainActor(3, 1)).checkpointer.save(Counters(frames=48))
     assert session(actor=PlainActor(3, 1)).checkpointer.load().frames == 48
     with pytest.raises(CheckpointError, match="builder"):
         load_play_actor(tmp_path)

@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -155,10 +156,19 @@ def run_identity(
     task: str, obs_groups: Mapping[str, int], critic_obs: str, actor: nn.Module
 ) -> dict[str, Any]:
     """JSON values of ``run_config.json`` that a checkpoint must agree with."""
+    semantics = actor_semantics(actor)
+    if semantics["builder"] is None:
+        warnings.warn(
+            f"the checkpoints of this run can be resumed but not played, because nothing records "
+            f"how its {type(actor).__name__} was built: make the actor with build_actor("
+            "FlashSACActorSpec(...), ...) of unilab.modules",
+            RuntimeWarning,
+            stacklevel=2,
+        )
     return {
         "checkpoint_version": 1,
         "task": task,
         "obs_groups": dict(obs_groups),
         "critic_obs": critic_obs,
-        "actor_semantics": actor_semantics(actor),
+        "actor_semantics": semantics,
     }

@@ -6,7 +6,6 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,12 +12,19 @@ from envs import tables
 
 import unilab
 from unilab.envs import (
+    EntityCfg,
+    EventTermCfg,
+    ManagerBasedRlEnv,
     ObservationGroupCfg,
     ObservationTermCfg,
+    SceneCfg,
     mdp,
 )
 from unilab.envs.rotations import gravity_direction
+from unilab.errors import ConfigError
 from unilab.tasks import TASKS
+
+INF = math.inf
 
 NOMINAL = {"num_threads": 1, "randomize": False}
 
@@ -35,7 +44,8 @@ def test_every_task_describes_itself_in_json(task):
     assert sum(term["width"] for term in data["observation_terms"]) == env.obs_groups_spec["obs"]
     actions = env.action_spec.shape[-1]
     per_action = {key for key in data if key.startswith("action_")}
-    per_action |= {"control_limits", "effort_limits", "stiffness", "damping"}
+    per_action |= {"control_limits", "effort_limits", "effort_units", "stiffness", "damping"}
+    per_action |= {"time_constants", "gear"}
     assert {key: len(data[key]) for key in per_action} == dict.fromkeys(per_action, actions)
     assert data["control_period"] == env.step_dt
     env.close()
@@ -96,6 +106,142 @@ def test_gains_and_limits_come_from_the_model(go2):
     assert data["effort_limits"] == model.actuator_forcerange[ids].tolist()
     driven = [model.joint(model.actuator_trnid[i, 0]).name for i in ids]
     assert data["action_joint_names"] == driven
+
+
+ACTUATORS = """
+<mujoco>
+  <compiler angle="radian"/>
+  <option timestep="0.002" gravity="0 0 0"/>
+  <worldbody>
+    <body name="base">
+      <geom size="0.1"/>
+      {bodies}
+    </body>
+  </worldbody>
+  <actuator>
+    <position name="geared" joint="j0" kp="3" kv="0.4" gear="2" ctrlrange="-0.8 2"/>
+    <position name="reversed" joint="j1" kp="5" gear="-1" forcerange="-2 3"/>
+    <general name="shifted" joint="j2" gainprm="8" biastype="affine" biasprm="0.5 -4 -0.2"/>
+    <position name="limited" joint="j3" kp="9" gear="2"/>
+    <motor name="force" joint="j4" gear="10" ctrlrange="-0.5 1"/>
+    <motor name="torque" joint="j5" gear="-4" forcerange="-0.3 0.1"/>
+  </actuator>
+  <keyframe><key name="home" qpos="0.5 -1 0.3 0.2 0 0"/></keyframe>
+</mujoco>"""
+
+
+def actuated(folder, **changes):
+    """Joints with actuators of every kind, each driven by a column of the action."""
+    joint = {3: 'actuatorfrcrange="-1.5 0.7"', 4: 'type="slide"'}
+    bodies = "".join(
+        f'<body name="b{i}"><joint name="j{i}" axis="0 1 0" {joint.get(i, "")}/>'
+        f'<geom size="0.1" contype="0"/></body>'
+        for i in range(6)
+    )
+    (folder / "actuators.xml").write_text(ACTUATORS.format(bodies=bodies))
+    served = ("geared", "reversed", "shifted", "limited")
+    cfg = replace(
+        tables.twins_cfg(folder),
+        scene=SceneCfg(
+            model=str(folder / "actuators.xml"), entities={"twins": EntityCfg(root_body="base")}
+        ),
+        decimation=1,
+        episode_length_s=9.0,
+        actions={
+            "push": mdp.JointEffortActionCfg(actuator_names=("force", "torque"), scale=0.4),
+            "pose": mdp.JointPositionActionCfg(actuator_names=served, scale=0.3),
+        },
+        events={},
+    )
+    return ManagerBasedRlEnv(replace(cfg, **changes), num_envs=2, seed=0)
+
+
+def limits(pairs):
+    """Lower and upper bounds; None is infinite."""
+    bounds = [[-INF if low is None else low, INF if high is None else high] for low, high in pairs]
+    return torch.tensor(bounds, dtype=torch.float64).T
+
+
+def test_metadata_gives_the_torque_at_every_joint(tmp_path):
+    """A controller at the joints, from the metadata alone, does what the model's actuators do."""
+    env = actuated(tmp_path)
+    data = env.deployment_metadata()
+    offset, scale, stiffness, damping = (
+        torch.tensor(data[key], dtype=torch.float64)
+        for key in ("action_offset", "action_scale", "stiffness", "damping")
+    )
+    (low, high), bounds = (limits(data[key]) for key in ("control_limits", "effort_limits"))
+    columns = [data["joint_names"].index(name) for name in data["action_joint_names"]]
+    serves = torch.tensor([kind == "position" for kind in data["action_kinds"]])
+    views, root = env.backend.get_state_views(), env.reset()
+    for _ in range(200):
+        pos, vel = (views[name][:, columns].clone() for name in ("qpos", "qvel"))
+        root = env.rand_action(root)
+        wanted = (offset + scale * root["action"]).clamp(low, high)
+        torque = torch.where(serves, stiffness * (wanted - pos) - damping * vel, wanted)
+        torque = torque.clamp(*bounds)
+        _, root = env.step_and_maybe_reset(root)
+        torch.testing.assert_close(views["qfrc_actuator"][:, columns], torque, rtol=1e-5, atol=1e-5)
+    kinds = ["N", "N m", "rad", "rad", "rad", "rad"]
+    assert data["action_units"] == kinds
+    assert data["effort_units"] == ["N", "N m", *["N m"] * 4]
+    assert data["joint_units"] == ["rad"] * 4 + ["m", "rad"]
+    assert data["gear"] == [10.0, -4.0, 2.0, -1.0, 1.0, 2.0]
+
+
+def test_action_0_holds_the_home_pose_whatever_the_gear(tmp_path):
+    env = actuated(tmp_path)
+    root = env.reset()
+    for _ in range(50):
+        root = env.step(tables.act(env, root))["next"]
+    home = torch.tensor([0.5, -1.0, 0.3, 0.2])
+    pos = env.backend.get_state_views()["qpos"][:, :4].float()
+    torch.testing.assert_close(pos, home.expand(2, 4), rtol=0, atol=1e-6)
+
+
+def test_position_loop_and_policy_see_the_same_encoder(tmp_path):
+    """A joint told to go where its encoder reads that it is stays there."""
+    bias = EventTermCfg(
+        func=mdp.randomize_encoder_bias,
+        mode="startup",
+        params={"bias_range": (0.1, 0.2), "asset_cfg": tables.TWINS},
+    )
+    env = actuated(tmp_path, events={"bias": bias})
+    entity = env.scene["twins"].data
+    assert (entity.encoder_bias >= 0.1).all()
+    root = env.reset()
+    serves = slice(0, 4)
+    action = entity.encoder_bias[:, serves] / 0.3  # the home pose, as the encoders read it
+    for _ in range(50):
+        zeros = torch.zeros(2, 2)
+        root = env.step(root.set("action", torch.cat((zeros, action), 1)))["next"]
+    pos = env.backend.get_state_views()["qpos"][:, serves].float()
+    torch.testing.assert_close(pos, torch.tensor([[0.5, -1.0, 0.3, 0.2]] * 2), rtol=0, atol=1e-6)
+
+
+def test_effort_limits_of_the_cartpole_are_newtons():
+    env = unilab.make("cartpole_swingup", num_envs=1, seed=0, overrides={"num_threads": 1})
+    data = env.deployment_metadata()
+    env.close()
+    assert (data["control_limits"], data["action_units"]) == ([[-10.0, 10.0]], ["N"])
+    assert data["action_scale"] == [10.0]
+
+
+@pytest.mark.parametrize("kind", ["intvelocity", "velocity", "motor"])
+def test_actuator_whose_control_is_no_target_is_refused(tmp_path, kind):
+    gain = {"intvelocity": 'kp="1" actrange="-9 9"', "velocity": 'kv="1"'}.get(kind, "")
+    xml = tables.TWINS_XML.replace(
+        '<motor name="first_motor"', f'<{kind} {gain} name="first_motor"'
+    )
+    xml = xml.replace('ctrl="0.1 -0.1"', "")
+    (tmp_path / "x.xml").write_text(xml)
+    scene = SceneCfg(model=str(tmp_path / "x.xml"), entities={"twins": EntityCfg(root_body="base")})
+    with pytest.raises(ConfigError, match=r"'pose'.*first_motor"):
+        tables.twins(
+            tmp_path,
+            scene=scene,
+            actions={"pose": mdp.JointPositionActionCfg(actuator_names=("first_motor",))},
+        )
 
 
 def test_a_motor_has_no_gains_and_no_limit_is_none():

@@ -43,6 +43,7 @@ class Carts(SimBackend):
             force_range=(-math.inf, math.inf),
             stiffness=0.0,
             damping=0.0,
+            gain=1.0,
         )
         for name in ("left", "right")
     )

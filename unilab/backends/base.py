@@ -85,18 +85,28 @@ class GeomInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class ActuatorInfo:
-    """One actuator of the model."""
+    """One actuator of the model.
+
+    Its force is ``gain * ctrl + bias - stiffness * length - damping * velocity``; its length and
+    velocity are ``gear`` times the joint's, and the joint feels ``gear`` times its force.
+    """
 
     name: str
     joint: str | None
     """The joint it drives; None for other transmissions."""
     ctrl_range: tuple[float, float]
     force_range: tuple[float, float]
-    """N or N m; (-inf, inf) when unlimited."""
+    """N or N m at the actuator; (-inf, inf) when unlimited."""
     stiffness: float
-    """Position gain in N m/rad (0 for a motor)."""
+    """Position gain; 0 for a motor, and if ``ctrl`` is not a target of the position."""
     damping: float
-    """Velocity gain in N m s/rad (0 for a motor)."""
+    """Velocity gain; 0 for a motor."""
+    gear: float = 1.0
+    gain: float
+    """NaN if it depends on the state."""
+    bias: float = 0.0
+    time_constant: float = 0.0
+    """Of a first-order filter on ``ctrl``, s; 0 for none."""
 
 
 class HostBridgeTransferPlan:

@@ -309,16 +309,33 @@ def _joints(model: mujoco.MjModel) -> Iterator[JointInfo]:
 
 
 def _actuators(model: mujoco.MjModel) -> Iterator[ActuatorInfo]:
+    on_joints = {int(mujoco.mjtTrn.mjTRN_JOINT), int(mujoco.mjtTrn.mjTRN_JOINTINPARENT)}
+    filters = {int(mujoco.mjtDyn.mjDYN_FILTER), int(mujoco.mjtDyn.mjDYN_FILTEREXACT)}
     for i in range(model.nu):
-        on_joint = model.actuator_trntype[i] == mujoco.mjtTrn.mjTRN_JOINT
+        joint = model.actuator_trnid[i, 0] if int(model.actuator_trntype[i]) in on_joints else None
+        gear, dyntype = float(model.actuator_gear[i, 0]), int(model.actuator_dyntype[i])
+        fixed = model.actuator_gaintype[i] == mujoco.mjtGain.mjGAIN_FIXED
         affine = model.actuator_biastype[i] == mujoco.mjtBias.mjBIAS_AFFINE
+        bias = model.actuator_biasprm[i] if affine else np.zeros(3)
+        targets = fixed and dyntype in {int(mujoco.mjtDyn.mjDYN_NONE), *filters}
+        force_range = _range(model.actuator_forcelimited[i], model.actuator_forcerange[i])
+        if joint is not None and model.jnt_actfrclimited[joint] and gear:
+            at_actuator = sorted(model.jnt_actfrcrange[joint] / gear)
+            force_range = (
+                max(force_range[0], float(at_actuator[0])),
+                min(force_range[1], float(at_actuator[1])),
+            )
         yield ActuatorInfo(
             name=model.actuator(i).name,
-            joint=model.joint(model.actuator_trnid[i, 0]).name if on_joint else None,
+            joint=None if joint is None else model.joint(joint).name,
             ctrl_range=_range(model.actuator_ctrllimited[i], model.actuator_ctrlrange[i]),
-            force_range=_range(model.actuator_forcelimited[i], model.actuator_forcerange[i]),
-            stiffness=float(-model.actuator_biasprm[i, 1]) if affine else 0.0,
-            damping=float(-model.actuator_biasprm[i, 2]) if affine else 0.0,
+            force_range=force_range,
+            stiffness=float(0.0 - bias[1]) if targets else 0.0,
+            damping=float(0.0 - bias[2]),
+            gear=gear,
+            gain=float(model.actuator_gainprm[i, 0]) if fixed else np.nan,
+            bias=float(bias[0]),
+            time_constant=float(model.actuator_dynprm[i, 0]) if dyntype in filters else 0.0,
         )
 
 

@@ -3,51 +3,65 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from unilab.envs.entity import SceneEntityCfg, find_names
-from unilab.envs.managers.action import JointPositionActionCfg
+from unilab.envs.entity import SceneEntityCfg
 
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
+
+_UNITS = {
+    ("position", "hinge"): "rad",
+    ("position", "slide"): "m",
+    ("effort", "hinge"): "N m",
+    ("effort", "slide"): "N",
+}
 
 
 def deployment_metadata(env: ManagerBasedRlEnv) -> dict[str, Any]:
     """Observation layout, action mapping, joints and gains of a task, as JSON values.
 
-    Joints are listed by name in the model's order, actions in the order of the policy's output; a
-    driven joint's control is ``action_offset + action_scale * action``. Lengths are in m, angles
-    in rad, gains in N m/rad and N m s/rad. A missing bound is None.
+    Joints are listed by name in the model's order, actions in the order of the policy's output.
+    Everything about an action is at its joint, in the ``units`` of the joint: ``action_offset +
+    action_scale * action`` is the joint's target or effort. A missing bound is None, and so is what
+    the model computes from its state.
     """
     widths = env.observation_manager.term_widths["obs"]
-    joints = [j for j in env.backend.joints if j.type in ("hinge", "slide")]
-    manager = env.action_manager
-    by_name = {actuator.name: actuator for actuator in env.backend.actuators}
-    driven = [by_name[name] for name in manager.actuator_names]
-    kinds = [  # in the order of the action's columns
-        "position" if isinstance(term, JointPositionActionCfg) else "effort"
-        for term in env.cfg.actions.values()
-        for _ in find_names(term.actuator_names, list(by_name), "actuator")
+    joints = {j.name: j for j in env.backend.joints if j.type in ("hinge", "slide")}
+    columns = env.action_manager.columns
+    driven = [column.actuator for column in columns]
+    kinds = [joints[a.joint].type if a.joint in joints else None for a in driven]
+    units = [
+        _UNITS[column.kind, kind] if kind else None
+        for column, kind in zip(columns, kinds, strict=True)
     ]
     return {
         "control_period": env.step_dt,
         "observation_terms": [_term(env, name, width) for name, width in widths.items()],
-        "joint_names": [joint.name for joint in joints],
-        "default_joint_pos": [float(env.backend.default_qpos[j.qpos.start]) for j in joints],
-        "action_names": list(manager.actuator_names),
+        "joint_names": list(joints),
+        "joint_units": [_UNITS["position", joint.type] for joint in joints.values()],
+        "default_joint_pos": [
+            float(env.backend.default_qpos[j.qpos.start]) for j in joints.values()
+        ],
+        "action_names": [actuator.name for actuator in driven],
         "action_joint_names": [actuator.joint for actuator in driven],
-        "action_kinds": kinds,
+        "action_kinds": [column.kind for column in columns],
+        "action_units": units,
         "action_low": _floats(env.action_spec.space.low[0]),
         "action_high": _floats(env.action_spec.space.high[0]),
-        "action_scale": _floats(manager.scale),
-        "action_offset": _floats(manager.offset),
-        "control_limits": [_bounds(actuator.ctrl_range) for actuator in driven],
-        "effort_limits": [_bounds(actuator.force_range) for actuator in driven],
-        "stiffness": [actuator.stiffness for actuator in driven],
-        "damping": [actuator.damping for actuator in driven],
+        "action_scale": [_finite(column.unit * column.scale) for column in columns],
+        "action_offset": [_finite(column.zero + column.unit * column.offset) for column in columns],
+        "control_limits": [_at_joint(c.actuator.ctrl_range, c.unit, c.zero) for c in columns],
+        "effort_limits": [_at_joint(a.force_range, a.gear) for a in driven],
+        "effort_units": [_UNITS["effort", kind] if kind else None for kind in kinds],
+        "stiffness": [actuator.stiffness * actuator.gear**2 for actuator in driven],
+        "damping": [actuator.damping * actuator.gear**2 for actuator in driven],
+        "time_constants": [actuator.time_constant for actuator in driven],
+        "gear": [actuator.gear for actuator in driven],
     }
 
 
@@ -89,5 +103,13 @@ def _floats(values: Tensor) -> list[float]:
     return [float(str(value)) for value in values.cpu().numpy()]
 
 
-def _bounds(bounds: tuple[float, float]) -> list[float | None]:
-    return [value if math.isfinite(value) else None for value in bounds]
+def _bounds(bounds: Sequence[float]) -> list[float | None]:
+    return [_finite(value) for value in bounds]
+
+
+def _at_joint(bounds: tuple[float, float], unit: float, zero: float = 0.0) -> list[float | None]:
+    return _bounds(sorted(zero + unit * value for value in bounds))
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -102,7 +102,7 @@ class EntityData:
         self.joint_pos_limits = limits.reshape(-1, 2)
         """``[num_joints, 2]``, lower and upper."""
         self.encoder_bias = torch.zeros(backend.num_envs, len(joints), device=device)
-        """``[num_envs, num_joints]`` rad, encoder offset of ``joint_pos_rel(biased=True)``."""
+        """``[num_envs, num_joints]`` rad, what the encoders read above ``joint_pos``."""
 
     @property
     def root_lin_vel_b(self) -> Tensor:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -33,7 +33,8 @@ class ActionTermCfg(DelayCfg):
 
 @dataclass(frozen=True, kw_only=True)
 class JointPositionActionCfg(ActionTermCfg):
-    """Targets of position actuators, in rad (m) about an offset."""
+    """Targets of the joints of position actuators, in rad (m) about an offset, as their encoders
+    read them: :func:`~unilab.envs.mdp.randomize_encoder_bias` moves the joints."""
 
     use_default_offset: bool = True
     """Whether action 0 is the home pose, the joints' ``qpos`` in the keyframe; otherwise 0."""
@@ -42,6 +43,23 @@ class JointPositionActionCfg(ActionTermCfg):
 @dataclass(frozen=True, kw_only=True)
 class JointEffortActionCfg(ActionTermCfg):
     """Controls of motors, in the unit of the actuator's control."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActionColumn:
+    """What one column of the action does: ``ctrl = offset + scale * action``.
+
+    At the joint this is ``zero + unit * ctrl``, a target (rad, m) or an effort (N m, N).
+    """
+
+    actuator: ActuatorInfo
+    kind: Literal["position", "effort"]
+    scale: float
+    offset: float
+    unit: float
+    """What a control of 1 is at the joint."""
+    zero: float
+    """What a control of 0 is at the joint."""
 
 
 class ActionManager:
@@ -56,9 +74,9 @@ class ActionManager:
         actuators = env.backend.actuators
         names = [a.name for a in actuators]
         ids: list[int] = []
-        scales: list[float] = []
-        offsets: list[float] = []
         specs: list[DelaySpec] = []
+        self.columns: list[ActionColumn] = []
+        """In the order of the action's columns."""
         for name, term in cfg.items():
             label = f"action term {name!r}"
             with naming(label):
@@ -66,19 +84,22 @@ class ActionManager:
                 taken = [names[i] for i in found if i in ids]
                 if taken:
                     raise ConfigError(f"actuators {taken} must be driven by one term, got two")
-                offsets += _offsets(term, [actuators[i] for i in found], env.backend)
+                driven = [actuators[i] for i in found]
+                self.columns += _columns(term, driven, scale, env.backend)
             specs.append(DelaySpec(width=len(found), delay=term))
             ids += found
-            scales += scale
         device = env.device
         self._ids = torch.tensor(ids, device=device)
         self.action_dim = len(ids)
         self._in_order = ids == list(range(len(names)))
         self.actuator_names = [names[i] for i in ids]
-        self.scale = torch.tensor(scales, device=device)
+        self.scale = torch.tensor([column.scale for column in self.columns], device=device)
         """``[action_dim]``."""
-        self.offset = torch.tensor(offsets, device=device)
+        self.offset = torch.tensor([column.offset for column in self.columns], device=device)
         """``[action_dim]``."""
+        self._encoders = list(_encoders(self.columns, env))
+        self._read = [bias._version for bias, *_ in self._encoders]
+        self._zero = self.offset
         self.max_action = _max_action(self.scale, self.offset)
         """Largest action of any column whose control physics accepts."""
         self.action = torch.zeros(env.num_envs, len(ids), device=device)
@@ -94,11 +115,20 @@ class ActionManager:
         self.action, self.prev_action = self.prev_action, self.action
         self.action.copy_(action)
         acting = self.action if self._delay is None else self._delay.push(self.action)
-        ctrl = torch.addcmul(self.offset, acting, self.scale)
+        if self._read != (versions := [bias._version for bias, *_ in self._encoders]):
+            self._read, self._zero = versions, self._biased_offset()
+        ctrl = torch.addcmul(self._zero, acting, self.scale)
         if self._in_order:
             return ctrl
         self._ctrl[:, self._ids] = ctrl
         return self._ctrl
+
+    def _biased_offset(self) -> Tensor:
+        """``[num_envs, action_dim]``, controls at action 0 with the bias of the encoders."""
+        offset = self.offset.expand_as(self.action).clone()
+        for bias, joints, columns, factor in self._encoders:
+            offset[:, columns] += bias[:, joints] * factor
+        return offset
 
     def reset(self, rows: Tensor) -> None:
         """Forget the actions of some environments."""
@@ -113,22 +143,61 @@ class ActionManager:
         return table(f"actions [{self.action_dim}]", shown)
 
 
-def _offsets(
-    term: ActionTermCfg, actuators: Sequence[ActuatorInfo], backend: SimBackend
-) -> list[float]:
-    """Controls at action 0."""
-    centred = [0.0] * len(actuators)
+def _columns(
+    term: ActionTermCfg, driven: Sequence[ActuatorInfo], scales: list[float], backend: SimBackend
+) -> Iterator[ActionColumn]:
+    """The columns of a term."""
     if not isinstance(term, JointPositionActionCfg):
-        return centred
-    joints = {joint.name: joint for joint in backend.joints}
-    motors = [a.name for a in actuators if a.stiffness == 0.0 or a.joint not in joints]
+        for actuator, scale in zip(driven, scales, strict=True):
+            unit, zero = actuator.gear * actuator.gain, actuator.gear * actuator.bias
+            yield ActionColumn(
+                actuator=actuator, kind="effort", scale=scale, offset=0.0, unit=unit, zero=zero
+            )
+        return
+    joints = {joint.name: joint for joint in backend.joints if joint.type in ("hinge", "slide")}
+    motors = [
+        a.name
+        for a in driven
+        if a.stiffness * a.gear * a.gain == 0.0 or a.joint is None or a.joint not in joints
+    ]
     if motors:
         raise ConfigError(
             f"actuators {motors} must be position actuators of joints: use JointEffortActionCfg"
         )
-    if not term.use_default_offset:
-        return centred
-    return [float(backend.default_qpos[joints[a.joint].qpos.start]) for a in actuators if a.joint]
+    for actuator, scale in zip(driven, scales, strict=True):
+        home = 0.0
+        if term.use_default_offset and actuator.joint is not None:
+            home = float(backend.default_qpos[joints[actuator.joint].qpos.start])
+        unit = actuator.gain / (actuator.stiffness * actuator.gear)
+        zero = actuator.bias / (actuator.stiffness * actuator.gear)
+        yield ActionColumn(
+            actuator=actuator,
+            kind="position",
+            scale=scale / unit,
+            offset=(home - zero) / unit,
+            unit=unit,
+            zero=zero,
+        )
+
+
+def _encoders(
+    columns: Sequence[ActionColumn], env: ManagerBasedRlEnv
+) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """By entity: the bias of its encoders, its driven joints, their columns of the action, and
+    the control for each rad of the bias."""
+    for entity in env.scene.entities.values():
+        at = {name: i for i, name in enumerate(entity.joint_names)}
+        found = [
+            (i, at[column.actuator.joint], -1.0 / column.unit)
+            for i, column in enumerate(columns)
+            if column.kind == "position" and column.actuator.joint in at
+        ]
+        if found:
+            own, joints, factors = map(list, zip(*found, strict=True))
+            at_joints, at_own, factor = (
+                torch.tensor(v, device=env.device) for v in (joints, own, factors)
+            )
+            yield entity.data.encoder_bias, at_joints, at_own, factor
 
 
 def _max_action(scale: Tensor, offset: Tensor) -> float:

@@ -246,7 +246,7 @@ def randomize_joint_parameters(
 
 @writes("actuator_gainprm", "actuator_biasprm")
 class randomize_actuator_gains(ManagerTermBase):
-    """Vary the gains of position actuators.
+    """Vary the gains of position actuators, at their joints.
 
     Args:
         stiffness_distribution_params: N m/rad, or a factor; None leaves it alone.
@@ -255,19 +255,14 @@ class randomize_actuator_gains(ManagerTermBase):
 
     def __init__(self, cfg: EventTermCfg, env: ManagerBasedRlEnv) -> None:
         super().__init__(cfg, env)
-        ids = _index(cfg.params["asset_cfg"].actuator_ids)
-        gains = env.scene.nominal("actuator_gainprm")[ids, 0].tolist()
-        chosen = [env.backend.actuators[i] for i in ids]
-        bad = [
-            actuator.name
-            for actuator, gain in zip(chosen, gains, strict=True)
-            if actuator.stiffness == 0.0 or actuator.stiffness != gain
-        ]
+        chosen = [env.backend.actuators[i] for i in _index(cfg.params["asset_cfg"].actuator_ids)]
+        bad = [a.name for a in chosen if not a.stiffness or a.stiffness != a.gain or a.bias]
         if bad:
             raise CapabilityError(
                 f"actuators {bad} must be position actuators whose gain is the stiffness of their "
                 "bias: choose others with actuator_names"
             )
+        self._gear2 = torch.tensor([a.gear**2 for a in chosen], dtype=torch.float64)
 
     def __call__(
         self,
@@ -281,15 +276,15 @@ class randomize_actuator_gains(ManagerTermBase):
     ) -> None:
         ids = _index(asset_cfg.actuator_ids)
         if stiffness_distribution_params is not None:
-            nominal = env.scene.nominal("actuator_gainprm")[ids, 0]
+            nominal = env.scene.nominal("actuator_gainprm")[ids, 0] * self._gear2
             draw = Draw(stiffness_distribution_params, operation, distribution)
-            stiffness = draw.around(env, env_ids, nominal, not_negative="stiffness")
+            stiffness = draw.around(env, env_ids, nominal, not_negative="stiffness") / self._gear2
             env.scene.write_field("actuator_gainprm", (ids, 0), stiffness)
             env.scene.write_field("actuator_biasprm", (ids, 1), -stiffness)
         if damping_distribution_params is not None:
-            nominal = -env.scene.nominal("actuator_biasprm")[ids, 2]
+            nominal = -env.scene.nominal("actuator_biasprm")[ids, 2] * self._gear2
             draw = Draw(damping_distribution_params, operation, distribution)
-            damping = draw.around(env, env_ids, nominal, not_negative="damping")
+            damping = draw.around(env, env_ids, nominal, not_negative="damping") / self._gear2
             env.scene.write_field("actuator_biasprm", (ids, 2), -damping)
 
 
@@ -320,7 +315,10 @@ def randomize_encoder_bias(
     bias_range: Range,
     asset_cfg: SceneEntityCfg = _ROBOT,
 ) -> None:
-    """Draw an offset for each encoder (rad); ``joint_pos_rel(biased=True)`` adds it."""
+    """Draw an offset for each encoder (rad): what it reads above the joint's position.
+
+    ``joint_pos_rel(biased=True)`` reads the encoders, and so do position actions.
+    """
     bias = env.scene[asset_cfg.name].data.encoder_bias
     columns = torch.arange(bias.shape[1], device=bias.device)[asset_cfg.joint_ids]
     drawn = Draw(bias_range, "abs").around(env, env_ids, bias[0, columns])

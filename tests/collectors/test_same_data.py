@@ -31,7 +31,6 @@ from torchrl.modules import (
 )
 
 import unilab
-from unilab.collectors import resolve_collector_tensor_placement
 from unilab.errors import CollectorError
 from unilab.modules import FlashSACActor, FlashSACPolicy
 
@@ -237,15 +236,6 @@ def test_c24_policy_may_write_scalars_for_an_unbatched_environment(pipelined):
 
     data = torch.cat(list(pipelined(single, counts, frames_per_batch=4, total_frames=12)))
     assert data["log_prob"].tolist() == [1, 2, 3] * 4
-
-
-def test_copied_ring_gives_the_same_data(pipelined):
-    """What a CUDA learner with a host ring does, with the CPU as its device."""
-    frames = {"frames_per_batch": 2 * N, "total_frames": 24 * N}
-    placement = resolve_collector_tensor_placement("cpu", "cpu")
-    object.__setattr__(placement, "staging", "pinned")
-    ours = list(pipelined(make_pendulum, explorer(), placement=placement, **frames))
-    assert_same(ours, list(sync(make_pendulum, explorer(), **frames)))
 
 
 def test_exploration_type_reaches_the_policy(pipelined):

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -99,6 +99,20 @@ def attached() -> Iterator[Traffic]:
         patch("torchrl.collectors.Collector._get_sync_fn", lambda self, device: _synchronize),
     ):
         yield _traffic
+
+
+@dataclass(frozen=True)
+class MadeOnDevice:
+    """Makes an environment in another process, where the device stays attached; pickles."""
+
+    make_env: Callable[[], Any]
+
+    def __call__(self) -> Any:
+        _FOR_GOOD.enter_context(attached())
+        return self.make_env()
+
+
+_FOR_GOOD = ExitStack()
 
 
 class DeviceTensor(Tensor):

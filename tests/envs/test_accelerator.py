@@ -1,14 +1,31 @@
-"""Environments on the emulated accelerator: the CPU's results, few copies (0011-C18, C24, C27)."""
+"""Environments on the emulated accelerator: the CPU's results, few copies (0011-C18)."""
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
+
 import pytest
 import torch
-from envs.tables import assert_bitwise_equal, drive
+from envs.tables import act, assert_bitwise_equal, drive
 from reference.accelerator import DEVICE
 
 import unilab
+from unilab.envs import (
+    CurriculumTermCfg,
+    EventTermCfg,
+    ManagerBasedRlEnv,
+    MetricsTermCfg,
+    NanGuardCfg,
+    RecorderTermCfg,
+    SceneEntityCfg,
+    TerminationTermCfg,
+    mdp,
+)
+from unilab.envs.nan_guard import replay_dump
+from unilab.errors import NonFiniteError
 from unilab.tasks import SUITE_TASKS, TASKS
+from unilab.tasks.velocity.go2 import go2_velocity_flat
 
 N = 4
 every_task = pytest.mark.parametrize("task", sorted(TASKS | SUITE_TASKS))
@@ -34,14 +51,14 @@ def test_a_task_computes_what_it_computes_on_the_cpu_bit_for_bit(task, accelerat
 
 
 def ticks(env, traffic, steps):
-    """``done`` rows, and the copies up and down and the waits, of every step of a rollout."""
+    """Rows that are done, copies up and down, and waits, of every step of a rollout."""
     root = env.reset()
     for _ in range(steps):
         root.set("action", env.rand_action()["action"])
         traffic.clear()
         data, root = env.step_and_maybe_reset(root)
-        copies = list(traffic.up), list(traffic.down), list(traffic.waits)
-        yield int(data["next", "done"].sum()), *copies
+        seen = list(traffic.up), list(traffic.down), list(traffic.waits)
+        yield int(data["next", "done"].sum()), *seen
 
 
 @every_task
@@ -57,3 +74,145 @@ def test_c18_a_step_is_one_packet_up_and_one_action_down_and_a_reset_one_more_ea
         assert packet in (None, up[0].bytes)
         seen.add(done)
     assert {0} < seen, "some ticks with a reset, some without"
+
+
+def test_a_step_waits_only_for_its_checks_and_for_episodes_that_end(accelerator):
+    """As docs/guide/backends.md says."""
+    env = make("go2_velocity_flat", DEVICE, episode_length_s=0.3)
+    step = {
+        "is_within": 1,  # the action
+        "is_finite": 5,  # packet, rewards, metrics of the command, two groups of observations
+        "_step_and_maybe_reset": 1,  # whether an episode ended
+    }
+    reset = {"_step_and_maybe_reset": 1, "restart": 2, "is_finite": 2}  # which; command, push; obs
+    for done, _, _, waits in ticks(env, accelerator, 25):
+        found = Counter(wait.where.split()[-1] for wait in waits)
+        assert found == Counter(step) + Counter(reset if done else {})
+
+
+def everything(tmp_path):
+    """The Go2 task with events of all kinds at resets and in between, and every other manager."""
+    cfg = go2_velocity_flat()
+    legs = SceneEntityCfg("robot", joint_names=("F._.*",), body_names=("base", "FL_calf"))
+    feet = SceneEntityCfg("robot", geom_names=("FL", "FR"))
+    share = (0.9, 1.1)
+    mass = {"mass_distribution_params": share, "operation": "scale", "asset_cfg": legs}
+    joints = {
+        "friction_distribution_params": share,
+        "armature_distribution_params": share,
+        "damping_distribution_params": share,
+        "asset_cfg": legs,
+    }
+    gains = {
+        "stiffness_distribution_params": share,
+        "damping_distribution_params": share,
+        "distribution": "log_uniform",
+        "asset_cfg": legs,
+    }
+    friction = {"friction_distribution_params": (0.3, 1.2), "asset_cfg": feet}
+    gravity = {"gravity_distribution_params": ((0.0, 0.0, -0.1), (0.0, 0.0, 0.1))}
+    com = {"com_range": {"x": (-0.03, 0.03)}, "asset_cfg": legs}
+    at_reset = {
+        mdp.randomize_rigid_body_mass: mass,
+        mdp.randomize_rigid_body_com: com,
+        mdp.randomize_geom_friction: friction,
+        mdp.randomize_joint_parameters: joints,
+        mdp.randomize_actuator_gains: gains,
+        mdp.randomize_physics_scene_gravity: gravity,
+        mdp.randomize_encoder_bias: {"bias_range": (-0.01, 0.01), "asset_cfg": legs},
+    }
+    reset = {
+        func.__name__: EventTermCfg(func=func, mode="reset", params=params)
+        for func, params in at_reset.items()
+    }
+    interval = {
+        "push": replace(cfg.events["push"], interval_range_s=(0.1, 0.1)),  # every 5 steps
+        "ground": EventTermCfg(
+            func=mdp.randomize_geom_friction,
+            mode="interval",
+            interval_range_s=(0.14, 0.14),  # every 7 steps
+            params=friction,
+        ),
+    }
+    command = cfg.commands["base_velocity"]
+    facing = replace(command.ranges, heading=(-3.0, 3.0))
+    stages = [{"step": 0, "lin_vel_x": (-0.1, 0.1)}, {"step": 7, "lin_vel_x": (-1.0, 1.0)}]
+    widen = {"command_name": "base_velocity", "velocity_stages": stages}
+    return replace(
+        cfg,
+        num_threads=1,
+        episode_length_s=0.3,  # 15 steps
+        events={**cfg.events, **reset, **interval},
+        actions={
+            "joint_pos": replace(cfg.actions["joint_pos"], delay_max_lag=3, delay_update_period=2)
+        },
+        observations={
+            **cfg.observations,
+            "obs": replace(cfg.observations["obs"], history_length=3),
+        },
+        commands={
+            "base_velocity": replace(
+                command, resampling_time_range=(0.06, 0.1), heading_command=True, ranges=facing
+            )
+        },
+        terminations={**cfg.terminations, "diverged": TerminationTermCfg(func=mdp.nan_detection)},
+        metrics={"speed": MetricsTermCfg(func=mdp.joint_vel_l2)},
+        curriculum={"widen": CurriculumTermCfg(func=mdp.commands_vel, params=widen)},
+        recorders={
+            "input": RecorderTermCfg(func=mdp.policy_observation, mode="pre_step"),
+            "action": RecorderTermCfg(func=mdp.last_action, mode="post_step"),
+            "begins": RecorderTermCfg(func=mdp.base_lin_vel, mode="post_reset"),
+            "ends": RecorderTermCfg(func=mdp.base_lin_vel, mode="pre_reset"),
+        },
+        nan_guard=NanGuardCfg(output_dir=tmp_path),
+    )
+
+
+def test_events_commands_delays_recorders_and_curriculum_do_what_they_do_on_the_cpu(
+    tmp_path, accelerator
+):
+    ends = []
+    for device in (DEVICE, "cpu"):
+        env = ManagerBasedRlEnv(everything(tmp_path), num_envs=N, device=device, seed=0)
+        data, metrics = drive(env, 24).cpu(), env.drain_metrics()
+        episodes = env.recorder_manager.drain()
+        ends.append((data, episodes, {k: v for k, v in metrics.items() if "Perf/" not in k}))
+    (data, episodes, metrics), (data_here, episodes_here, metrics_here) = ends
+    assert_bitwise_equal(data, data_here)
+    assert len(episodes) == len(episodes_here) == N
+    for there, here in zip(episodes, episodes_here, strict=True):
+        assert_bitwise_equal(there, here)
+    assert metrics == metrics_here
+
+
+def test_c18_events_cost_one_copy_each_way_whatever_they_write(tmp_path, accelerator):
+    """One more each way for an event that starts from the current state; one for recorders."""
+    env = ManagerBasedRlEnv(everything(tmp_path), num_envs=N, device=DEVICE, seed=0)
+    for step, (done, up, down, _) in enumerate(ticks(env, accelerator, 14), start=1):
+        events = 2 * (step % 5 == 0) + (step % 7 == 0)
+        assert (done, len(up), len(down)) == (0, 1 + events, 1 + events), step
+    drained = env.recorder_manager.drain()
+    accelerator.clear()
+    env.reset()
+    assert drained == []
+    assert [event.where.split()[-1] for event in accelerator.down] == ["_on_host", "pre_reset"]
+    assert [event.where.split()[-1] for event in accelerator.up] == ["set_ranges", "_sent"]
+
+
+def test_a_dump_of_the_nan_guard_is_the_cpus(tmp_path, accelerator):
+    reports = []
+    for device in (DEVICE, "cpu"):
+        folder = tmp_path / str(device)[:3]
+        cfg = everything(folder)
+        cfg = replace(cfg, terminations=go2_velocity_flat().terminations)
+        env = ManagerBasedRlEnv(cfg, num_envs=N, device=device, seed=0)
+        root = act(env, env.reset())
+        _, root = env.step_and_maybe_reset(root)
+        env.backend.get_state_views()["qvel"][2, 7] = torch.nan
+        with pytest.raises(NonFiniteError, match=r"\[2\]"):
+            env.step(act(env, root))
+        (path,) = folder.iterdir()
+        replayed = replay_dump(path)
+        assert replayed.same
+        reports.append(replayed.report)
+    assert reports[0] == reports[1]

@@ -137,6 +137,8 @@ class DeviceTensor(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if op._can_decompose():  # seen whole in inference mode, in its parts elsewhere
+            return op.decompose(*args, **(kwargs or {}))
         return _run(op, args, kwargs or {})
 
     def tolist(self) -> Any:
@@ -225,7 +227,7 @@ def _run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 _WAITS = {
     *("_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select", "multinomial"),
     *("_unique2", "unique_consecutive", "unique_dim", "unique_dim_consecutive"),
-    *("bincount", "repeat_interleave"),
+    *("bincount", "repeat_interleave", "allclose"),
 }
 """Operations whose result, or its size, the host needs before it continues."""
 _INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}

@@ -82,7 +82,8 @@ class UniformVelocityCommand(CommandTerm):
         self._cfg = cfg
         self._robot = env.scene[cfg.entity_name].data
         self._ranges = {name: getattr(cfg.ranges, name) for name in _VELOCITIES}
-        self._low, self._span = torch.zeros(2, 3, device=env.device)
+        self._bounds = torch.zeros(2, 3, device=env.device)
+        self._low, self._span = self._bounds
         self.set_ranges()
         self._command = torch.zeros(env.num_envs, 3, device=env.device)
         self._heading = torch.zeros(env.num_envs, device=env.device)
@@ -116,8 +117,7 @@ class UniformVelocityCommand(CommandTerm):
         self.check_ranges(**ranges)
         self._ranges.update(ranges)
         low, high = torch.tensor([self._ranges[name] for name in _VELOCITIES]).T
-        self._low.copy_(low)
-        self._span.copy_(high - low)
+        self._bounds.copy_(torch.stack((low, high - low)))
 
     def compute(self) -> None:
         super().compute()

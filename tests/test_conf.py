@@ -11,8 +11,9 @@ from dataclasses import asdict
 import pytest
 
 from unilab import registry
-from unilab.conf import checked_settings, compose, register_algorithm
+from unilab.conf import algorithms, checked_settings, compose, register_algorithm
 from unilab.conf.flashsac import FlashSACCfg
+from unilab.conf.training_command import hydra_main
 from unilab.errors import CheckpointError, ConfigError
 from unilab.record import RunFolder
 
@@ -118,9 +119,20 @@ def test_run_without_a_section_is_not_resumed_with_defaults(run, section):
         compose([f"training.resume={run.path}"])
 
 
-def test_name_of_an_algorithm_that_is_taken_is_refused():
-    with pytest.raises(ConfigError, match="flashsac"):
-        register_algorithm("flashsac", FlashSACCfg, print)
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("flashsac", FlashSACCfg, print), "flashsac"),
+        ((3, FlashSACCfg, print), "name"),
+        (("two words", FlashSACCfg, print), "name"),
+        (("mine", None, print), "cfg"),
+        (("mine", FlashSACCfg, None), "train"),
+    ],
+)
+def test_algorithm_that_cannot_be_named_or_run_is_refused(monkeypatch, arguments, named):
+    monkeypatch.setattr(algorithms, "_registered", dict(algorithms._registered))
+    with pytest.raises(ConfigError, match=named):
+        register_algorithm(*arguments)
 
 
 _APP = """
@@ -133,6 +145,14 @@ def train(cfg):
 
 hydra_main(train, FlashSACCfg)()
 """
+
+
+def test_one_of_several_ranks_does_not_train_a_copy_of_its_own(monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SystemExit) as exit_:
+        hydra_main(print, FlashSACCfg)()
+    assert exit_.value.code == 2
+    assert "WORLD_SIZE must be 1, got 2" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -1,9 +1,11 @@
 """The library's errors: kinds, their built-in bases, and the hint with the nearest names."""
 
+import importlib
 import pickle
 
 import pytest
 import torch
+from mujoco.rendering.classic import gl_context
 
 from unilab import errors
 
@@ -28,7 +30,13 @@ def test_error_has_its_bases_and_survives_pickling(name):
             ["FL_calf_joint", "calf_joints", "hip"],
             " (did you mean 'calf_joints' or 'FL_calf_joint'?)",
         ),
+        (
+            "Go2",
+            ["gym/Ant-v5", "go2_velocity_flat", "go2_velocity_rough"],
+            " (did you mean 'go2_velocity_flat' or 'go2_velocity_rough'?)",
+        ),
         ("qqq", ["elbow", "wrist"], ""),
+        ("", ["elbow", "wrist"], ""),
     ],
 )
 def test_nearest_names_are_suggested(name, options, hint):
@@ -47,3 +55,11 @@ def test_file_with_code_is_described_without_the_advice_to_run_it(tmp_path):
         assert "\n" not in described
         assert "weights_only" not in described
     assert errors.why_unreadable(EOFError()) == "EOFError"
+
+
+def test_opengl_library_that_mujoco_cannot_load_is_named(monkeypatch):
+    monkeypatch.setenv("MUJOCO_GL", "mesa")
+    with pytest.raises(errors.CapabilityError, match=r"MUJOCO_GL.*'mesa'"), errors.mujoco_imports():
+        importlib.reload(gl_context)
+    with pytest.raises(RuntimeError, match="other"), errors.mujoco_imports():
+        raise RuntimeError("other")

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torchrl.envs import SerialEnv
 
 import unilab
 from unilab import registry
@@ -91,6 +92,32 @@ def test_registered_task_is_listed_described_and_built_once(monkeypatch):
     assert unilab.make("short_pendulum", num_envs=2).max_episode_length == 100
     with pytest.raises(ConfigError, match="short_pendulum"):
         registry.register("short_pendulum", short_pendulum)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ((None, short_pendulum), "name"),
+        (("", short_pendulum), "name"),
+        (("short_pendulum", short_pendulum()), "cfg_factory"),
+    ],
+)
+def test_task_that_nobody_could_build_is_not_registered(monkeypatch, arguments, named):
+    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
+    with pytest.raises(ConfigError, match=named):
+        registry.register(*arguments)
+
+
+def test_torchrl_batches_take_several_factories():
+    first, second = (
+        registry.factory("pendulum_swingup", num_envs=2, seed=seed, overrides=ONE_THREAD)
+        for seed in (0, 1)
+    )
+    env = SerialEnv(2, [first, second])
+    obs = env.reset()["obs"]
+    env.close()
+    assert torch.equal(obs[0], first().reset()["obs"])
+    assert torch.equal(obs[1], second().reset()["obs"])
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import os
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class UnilabError(Exception):
@@ -51,8 +54,29 @@ def did_you_mean(name: str, options: Iterable[str]) -> str:
 
     Empty when nothing is near.
     """
-    near = difflib.get_close_matches(str(name), [str(o) for o in options], n=3, cutoff=0.5)
+    name, names = str(name), [str(o) for o in options]
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    if not near and len(name) > 1:  # 'go2' for 'go2_velocity_flat'
+        near = [option for option in names if name.lower() in option.lower()][:3]
     return f" (did you mean {' or '.join(map(repr, near))}?)" if near else ""
+
+
+@contextmanager
+def mujoco_imports() -> Iterator[None]:
+    """Import MuJoCo, which fails if it cannot load the OpenGL library that ``MUJOCO_GL`` names."""
+    try:
+        yield
+    except Exception as error:
+        modules = (
+            frame.f_globals["__name__"] for frame, _ in traceback.walk_tb(error.__traceback__)
+        )
+        if not any(name.startswith("mujoco.") and name.endswith("gl_context") for name in modules):
+            raise
+        raise CapabilityError(
+            f"MUJOCO_GL must name an OpenGL library that is installed, got "
+            f"{os.environ.get('MUJOCO_GL')!r} ({first_line(error)}): install it, e.g. by apt-get "
+            "install libosmesa6 for osmesa, or unset MUJOCO_GL"
+        ) from error
 
 
 def first_line(error: BaseException) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TextIO
 
-from unilab.errors import UnilabError
+from unilab.errors import UnilabError, mujoco_imports
 
 _TRACEBACKS = os.environ.get("HYDRA_FULL_ERROR") == "1"
 
@@ -23,7 +23,8 @@ def exit_code(run: Callable[[], int | None]) -> int:
     more, as after ``| head``, is 141.
     """
     try:
-        code = run() or 0
+        with mujoco_imports():
+            code = run() or 0
         if sys.stdout is not None:  # it was closed when Python started
             sys.stdout.flush()
         return code

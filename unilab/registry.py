@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import unilab.tasks
 from unilab.checks import replace, to_device, to_num_envs, to_seed
-from unilab.errors import ConfigError, did_you_mean
+from unilab.errors import ConfigError, did_you_mean, mujoco_imports
 from unilab.tasks import SUITES
 
 if TYPE_CHECKING:
@@ -61,6 +61,9 @@ class EnvFactory:
     num_envs: int
     device: str = "cpu"
     seed: int | None = None
+
+    def __hash__(self) -> int:  # the config may hold tables, which have no hash
+        return hash((type(self.cfg), self.num_envs, self.device, self.seed))
 
     def __call__(self) -> TorchEnv:
         return self.cfg.make(num_envs=self.num_envs, device=self.device, seed=self.seed)
@@ -103,6 +106,12 @@ def register(
         training: settings of ``unilab train`` for this task, as in the files of
             ``unilab/conf/flashsac/task``: ``{"algo": {"num_envs": 64}}``.
     """
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"name must be a string, got {name!r}: it is what task= takes")
+    if not callable(cfg_factory) and not isinstance(cfg_factory, str):
+        raise ConfigError(
+            f"cfg_factory must be a function that returns the task's config, got {cfg_factory!r}"
+        )
     if name in _registered:
         raise ConfigError(f"a task named {name!r} exists already: choose another name")
     _registered[name] = cfg_factory
@@ -136,7 +145,8 @@ def config(name: str, overrides: Mapping[str, Any] | None = None) -> Any:
     """
     factory = _find(name)
     if isinstance(factory, str):
-        factory = pkgutil.resolve_name(factory)
+        with mujoco_imports():
+            factory = pkgutil.resolve_name(factory)
     refuse_removed(overrides or {})
     return replace(factory(), overrides or {})
 

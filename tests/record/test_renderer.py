@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes.util
+import os
 import sys
 
 import mujoco
@@ -141,3 +142,11 @@ def test_osmesa_is_used_without_egl_and_named_with_the_packages_if_it_fails(monk
     monkeypatch.setitem(sys.modules, "mujoco.osmesa", None)
     with pytest.raises(CapabilityError, match=r"osmesa.*libegl1"):
         offscreen_context(64, 64)
+
+
+@pytest.mark.skipif("DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ, reason="a display")
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems always have a display")
+def test_a_window_library_without_a_display_is_named_and_not_the_size(monkeypatch, model):
+    monkeypatch.setenv("MUJOCO_GL", "glfw")
+    with pytest.raises(CapabilityError, match=r"glfw.*libegl1"):
+        TiledRenderer(model, tiles=1, width=64, height=64)

@@ -29,6 +29,16 @@ def test_a_folder_that_cannot_be_written_is_one_clear_error(tmp_path, monkeypatc
         RunFolder.create("t", 0, **folder)
 
 
+def test_a_folder_in_the_home_directory_is_the_same_for_all_files(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    run = RunFolder.create("t", 0, path="~/run")
+    run.write_config({"task": "t"})
+    assert RunFolder.open("~/run").path == run.path == tmp_path / "run"
+    assert RunFolder.create("t", 0, log_root="~/runs").path.parent == tmp_path / "runs" / "t"
+    assert not (tmp_path / "~").exists()
+
+
 @pytest.mark.parametrize("holds", ["configuration", "checkpoint"])
 def test_a_folder_that_holds_a_run_is_refused(tmp_path, holds):
     run = RunFolder.create("t", 0, path=tmp_path / "run")

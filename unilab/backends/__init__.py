@@ -5,4 +5,7 @@ from unilab.backends.base import SimBackend as SimBackend
 from unilab.backends.base import TensorCapabilities as TensorCapabilities
 from unilab.backends.base import TensorExecution as TensorExecution
 from unilab.backends.conformance import assert_backend_conforms as assert_backend_conforms
-from unilab.backends.mujoco import MujocoBackend as MujocoBackend
+from unilab.errors import mujoco_imports
+
+with mujoco_imports():
+    from unilab.backends.mujoco import MujocoBackend as MujocoBackend

@@ -69,7 +69,7 @@ class MujocoBackend(SimBackend):
         num_envs = to_num_envs(num_envs)
         check_fits("num_threads", num_threads, int)
         # A copy, because the flag below must not change the caller's model.
-        self.mj_model = copy(model) if isinstance(model, mujoco.MjModel) else _load(Path(model))
+        self.mj_model = copy(model) if isinstance(model, mujoco.MjModel) else _load(model)
         # A diverged environment must stay visible as non-finite; MuJoCo would reset it.
         self.mj_model.opt.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_AUTORESET)
         # Without a handler MuJoCo appends each warning to MUJOCO_LOG.TXT in the working directory.
@@ -287,7 +287,8 @@ class MujocoBackend(SimBackend):
         )
 
 
-def _load(path: Path) -> mujoco.MjModel:
+def _load(model: str | Path) -> mujoco.MjModel:
+    path = Path(model).expanduser()
     try:
         return mujoco.MjModel.from_xml_path(str(path))
     except ValueError as error:

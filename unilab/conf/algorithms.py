@@ -45,6 +45,14 @@ def register_algorithm(name: str, cfg: type | str, train: Callable[[Any], int] |
     entry point of the group ``unilab.algorithms``. To replace only the actor of FlashSAC, use
     ``algo.algo_params.actor_config``. For ``cfg`` and ``train`` see :class:`Algorithm`.
     """
+    if not isinstance(name, str) or not name.isidentifier():
+        raise ConfigError(
+            f"name must be an identifier, got {name!r}: it is what `unilab train` takes first"
+        )
+    if not isinstance(cfg, type | str):
+        raise ConfigError(f'cfg must be a dataclass or its "module:name", got {cfg!r}')
+    if not callable(train) and not isinstance(train, str):
+        raise ConfigError(f'train must be a function or its "module:name", got {train!r}')
     if name in _registered:
         raise ConfigError(f"an algorithm named {name!r} exists already: choose another name")
     _registered[name] = Algorithm(cfg, train)

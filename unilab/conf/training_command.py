@@ -36,6 +36,11 @@ def hydra_main(train: Callable[[Any], int], cfg: type) -> Callable[[], None]:
         report_errors(lambda: train(resolve(config, HydraConfig.get().overrides.task, cfg)))
 
     def start() -> None:
+        if (ranks := os.environ.get("WORLD_SIZE", "1")) != "1":
+            raise ConfigError(
+                f"WORLD_SIZE must be 1, got {ranks}: each process would train a copy of its own. "
+                "Start one process; torchrun is not supported"
+            )
         args = get_args_parser().parse_args()
         own_files = bool(args.config_dir or args.config_path or args.config_name)
         prepared = prepare(args.overrides, cfg, own_files=own_files)

@@ -7,6 +7,7 @@ import importlib
 import math
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -167,6 +168,9 @@ def offscreen_context(width: int, height: int) -> Any:
     try:
         # Not mujoco.GLContext: it was chosen when mujoco was imported, and needs a window system
         # without MUJOCO_GL.
+        if platform == "glfw":
+            with warnings.catch_warnings(action="error"):  # it only warns if there is no display
+                importlib.import_module("glfw").init()
         context = importlib.import_module(f"mujoco.{platform}").GLContext(width, height)
         context.make_current()
     except Exception as error:  # PyOpenGL raises AttributeError, ... where a library is missing

@@ -24,6 +24,10 @@ class RunFolder:
     """One run on disk: ``run_config.json``, ``progress.csv``, ``tensorboard``, ``checkpoints``."""
 
     path: Path
+    """``~`` is the home directory: no shell expands ``training.run_dir=~/runs``."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", Path(os.path.expanduser(self.path)))
 
     @property
     def config_file(self) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -12,6 +13,10 @@ from typing import TextIO
 
 from unilab.errors import UnilabError, mujoco_imports
 
+_REFUSALS = [
+    os.strerror(number)
+    for number in (errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EFBIG, errno.EROFS, errno.EIO)
+]
 _TRACEBACKS = os.environ.get("HYDRA_FULL_ERROR") == "1"
 
 
@@ -28,12 +33,13 @@ def exit_code(run: Callable[[], int | None]) -> int:
         if sys.stdout is not None:  # it was closed when Python started
             sys.stdout.flush()
         return code
-    except (UnilabError, OSError) as error:
+    except Exception as error:
         if isinstance(error, BrokenPipeError) and not _is_read(sys.stdout):
             return 128 + signal.SIGPIPE
-        if _TRACEBACKS:
+        cause = _expected(error)
+        if cause is None or _TRACEBACKS:
             raise
-        say(f"error: {error}", *getattr(error, "__notes__", ()), stream=sys.stderr)
+        say(f"error: {cause}", *getattr(cause, "__notes__", ()), stream=sys.stderr)
         return 2
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # nothing is left to interrupt
@@ -42,6 +48,16 @@ def exit_code(run: Callable[[], int | None]) -> int:
     finally:
         for stream in (sys.stdout, sys.stderr):
             flush(stream)  # or Python would fail to, with exit code 120
+
+
+def _expected(error: BaseException | None) -> BaseException | None:
+    """The error to show for an exception; None if it is a bug."""
+    if isinstance(error, UnilabError | OSError):
+        return error
+    # Libraries fail in their own ways when the system refuses a file.
+    while error is not None and not any(text in str(error) for text in _REFUSALS):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def say(*lines: str, stream: TextIO | None = None) -> None:

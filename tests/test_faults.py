@@ -1,0 +1,21 @@
+"""Trainings under faults: exit codes, output, checkpoints and what is left behind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / "benchmarks" / "inject_faults.py"
+
+
+@pytest.mark.slow
+def test_c15_c33_c34_faults_end_in_one_line_and_leave_nothing():
+    """One fault of each kind, at a random time."""
+    if subprocess.run(["unshare", "-mr", "true"], capture_output=True).returncode:
+        pytest.skip("mount namespaces may not be made here")
+    command = [sys.executable, str(SCRIPT), "--rounds", "1"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -311,15 +311,25 @@ def test_entity_without_its_body_names_the_nearest(tmp_path):
         ManagerBasedRlEnv(replace(cfg, scene=scene), num_envs=1)
 
 
-def test_entity_with_a_ball_joint_is_refused(tmp_path):
-    path = tmp_path / "ball.xml"
-    path.write_text(
-        "<mujoco><worldbody><body name='a'><joint name='h' type='hinge'/><geom size='.1'/>"
-        "<body name='b'><joint name='b' type='ball'/><geom size='.1'/></body></body></worldbody>"
-        "</mujoco>"
-    )
-    scene = SceneCfg(model=str(path), entities={"twins": EntityCfg(root_body="a")}, keyframe=None)
-    with pytest.raises(CapabilityError, match=r"'twins'.*'ball'"):
+HINGED = "<body name='{}'><joint name='{}' type='hinge'/><geom size='.1'/>{}</body>"
+BALL = "<body name='b'><joint name='b' type='ball'/><geom size='.1'/></body>"
+BOX = "<body name='b'><freejoint name='b'/><geom size='.1'/></body>"
+
+
+@pytest.mark.parametrize(
+    ("bodies", "found"),
+    [
+        (HINGED.format("a", "h", BALL), "'ball'"),
+        # The columns of one arm's and the other arm's joints are not one block.
+        (HINGED.format("a", "h", "") + BOX + HINGED.format("c", "i", ""), "'free'.*'i'"),
+    ],
+)
+def test_entity_whose_joints_are_no_block_of_hinges_is_refused(tmp_path, bodies, found):
+    path = tmp_path / "model.xml"
+    path.write_text(f"<mujoco><worldbody>{bodies}</worldbody></mujoco>")
+    entities = {"twins": EntityCfg(root_body="world")}
+    scene = SceneCfg(model=str(path), entities=entities, keyframe=None)
+    with pytest.raises(CapabilityError, match=rf"'twins'.*{found}"):
         ManagerBasedRlEnv(twins_cfg(tmp_path, scene=scene), num_envs=1)
 
 

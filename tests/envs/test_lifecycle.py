@@ -262,7 +262,7 @@ def test_c7_order_of_a_step(tmp_path):
     torch.testing.assert_close(data["reward"][:, 0], rate * env.step_dt)
 
 
-@pytest.mark.parametrize("how", ["step", "step_and_maybe_reset", "reset"])
+@pytest.mark.parametrize("how", ["step", "step_and_maybe_reset", "reset", "obs_buf"])
 def test_writing_into_returned_tensors_changes_nothing(tmp_path, how):
     env, spared = twins(tmp_path), twins(tmp_path)
     partial = []
@@ -272,6 +272,8 @@ def test_writing_into_returned_tensors_changes_nothing(tmp_path, how):
             returned = each.step(act(each, returned))
         elif how == "step_and_maybe_reset":
             _, returned = each.step_and_maybe_reset(act(each, returned))
+        elif how == "obs_buf":
+            returned = TensorDict(each.obs_buf)
         if each is env:
             returned.apply_(torch.Tensor.zero_)
         partial.append(each.reset(env_ids=torch.tensor([1]))["obs"])

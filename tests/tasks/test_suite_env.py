@@ -98,6 +98,16 @@ def test_episode_metrics_add_up_to_the_return() -> None:
     assert metrics["Episode_Termination/terminated"] == 0.0
 
 
+def test_a_step_past_the_end_does_not_end_an_episode_again() -> None:
+    env = make(DMC, episode_length_s=0.1)
+    root = env.reset()
+    for _ in range(env.max_episode_length + 3):
+        root = env.step(env.rand_action(root))["next"].exclude("reward")
+    env.reset()
+    assert env.drain_metrics()["Episode_Termination/time_out"] == 1.0
+    env.close()
+
+
 def test_physics_that_diverges_names_its_rows() -> None:
     env = make(GYM, num_envs=4)
     root = env.reset()

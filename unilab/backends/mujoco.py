@@ -30,7 +30,11 @@ _logger = logging.getLogger(__name__)
 _STATE_FIELDS = ("qpos", "qvel", "ctrl", "act", "time", "qfrc_actuator", "actuator_force")
 _JOINTS = tuple(JOINT_WIDTHS.items())
 # Model fields that the state after a reset depends on, besides the given pose.
-_RESET_INPUTS = frozenset({"body_pos", "body_quat", "eq_active0"})
+_RESET_INPUTS = {name for name in MODEL_FIELDS if name.startswith("key_")} | {
+    "body_pos",
+    "body_quat",
+    "eq_active0",
+}
 # Model fields that mj_setConst reads, and all options.
 _DERIVED_FROM = frozenset(mujoco.MjModel._setconst_inputs) & MODEL_FIELDS | {
     name for name in MODEL_FIELDS if name.startswith("opt.")

@@ -162,12 +162,13 @@ class Entity:
         self.joints = tuple(j for j in joints if j.type in ("hinge", "slide"))
         self.joint_names = tuple(j.name for j in self.joints)
         # Joint tensors are one block of columns.
-        spanned = joints[-1].qvel.stop - joints[0].qvel.start if joints else 0
-        if spanned != len(self.joints) + (6 if self.root_joint else 0):
+        spanned = self.joints[-1].qvel.stop - self.joints[0].qvel.start if self.joints else 0
+        whole = len(self.joints) + (self.root_joint is not None) == len(joints)
+        if spanned != len(self.joints) or not whole:
             kinds = {j.name: j.type for j in joints}
             raise CapabilityError(
-                f"entity {name!r} must have hinge and slide joints below at most one free joint, "
-                f"got {kinds}"
+                f"entity {name!r} must have hinge and slide joints, one after the other, and at "
+                f"most one free joint, got {kinds}"
             )
         self.bodies = tuple(b for b in backend.bodies if b in tree)
         dofs = [j.qvel.start for j in self.joints]

@@ -135,8 +135,10 @@ class TorchEnv(EnvBase):
 
     @property
     def obs_buf(self) -> dict[str, Tensor]:
-        """The last observation of every environment by group; zeros before the first reset."""
-        return self._state.observation or {
+        """Copies of every environment's last observation; zeros before the first reset."""
+        if self._state.observation:
+            return {group: value.clone() for group, value in self._state.observation.items()}
+        return {
             group: torch.zeros(self.num_envs, width, dtype=torch.float32, device=self.device)
             for group, width in self.obs_groups_spec.items()
         }
@@ -286,7 +288,7 @@ class TorchEnv(EnvBase):
         if env_ids is None:
             return super().reset(tensordict, **kwargs)
         if tensordict is None:
-            current = {k: v.clone() for k, v in self.obs_buf.items()} | self._flags()
+            current = self.obs_buf | self._flags()
             tensordict = TensorDict(current, self.batch_size, device=self.device)
         mask = torch.zeros(self.num_envs, 1, dtype=torch.bool, device=self.device)
         mask.index_fill_(0, self._checked_rows(env_ids), True)

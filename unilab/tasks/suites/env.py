@@ -216,8 +216,7 @@ class SuiteEnv(TorchEnv):
         self._episodes.step()
         self._episodes["Episode_Reward"].add_(terms.T)
         ended = self._episodes["Episode_Termination"]
-        ended[0] += terminated[:, 0]
-        ended[1] += truncated
+        ended[0], ended[1] = terminated[:, 0], truncated
         return reward[:, 0], terminated[:, 0].bool(), truncated
 
     def _observe(self, rows: Tensor | None = None) -> dict[str, Tensor]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import torch
 from reference.accelerator import DEVICE
 from reference.tiny import tiny_batch, tiny_loss
 
 from unilab.data import RewardNormalizer, make_replay_buffer
-from unilab.trainers import FlashSACLearner
+from unilab.trainers import Evaluator, FlashSACLearner
 
 TICKS = 12
 
@@ -85,3 +87,21 @@ def test_a_seeded_buffer_samples_on_the_device_what_it_samples_on_the_cpu(accele
     here.extend(data.clone())
     there.extend(data.to(DEVICE))
     assert torch.equal(here.sample()["obs"], there.sample()["obs"].cpu())
+
+
+def test_a_row_of_metrics_waits_once_for_losses_and_once_for_episodes(session, accelerator):
+    run = session(device=DEVICE)
+    run.train(TICKS, save=False, log_interval_s=0.0)
+    events = [*accelerator.down, *accelerator.waits]
+    waited = Counter(e.where.split()[-1] for e in events if e.where.startswith("trainers/runner"))
+    assert waited == {"_mean_updates": run.learner.update_count, "drain": TICKS}
+
+
+def test_an_evaluation_waits_once_a_step_and_for_its_three_results(session, accelerator):
+    run = session(device=DEVICE)
+    evaluate = Evaluator(run.env, run.policy, max_steps=5)
+    accelerator.clear()
+    evaluate()
+    waited = Counter(e.where.split()[0] for e in accelerator.waits if "evaluation" in e.where)
+    assert sorted(waited.values()) == [1, 1, 1, 5]
+    assert not any("evaluation" in e.where for e in accelerator.down)

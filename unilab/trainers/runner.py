@@ -245,7 +245,7 @@ class OffPolicyRunner(AsyncRunner):
         stacked: Any = TensorDict.maybe_dense_stack(self._updates)
         self._updates.clear()
         names = list(stacked.keys())
-        values = torch.stack([stacked.get(name).float() for name in names])
+        values = torch.stack([stacked.get(name).float() for name in names]).cpu()
         # The first bad update names the cause: soon after, everything is NaN.
         for row in values.T.tolist():
             bad = [name for name, value in zip(names, row, strict=True) if not math.isfinite(value)]

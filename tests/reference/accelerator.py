@@ -71,7 +71,7 @@ class Traffic:
 
 
 def _synchronize(device: Any = None) -> None:
-    _note(_traffic.waits, "synchronize")
+    _wait("synchronize")
 
 
 _traffic = Traffic()
@@ -90,6 +90,7 @@ _backend = SimpleNamespace(
 def attached() -> Iterator[Traffic]:
     """Let PyTorch and unilab see the device in the block, and record its traffic."""
     _traffic.clear()
+    _unread.clear()
     with (
         patch.object(_backend, "is_available", lambda: True),
         patch("unilab.checks.DEVICE_TYPES", ("cpu", _NAME)),
@@ -199,7 +200,8 @@ def _run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     name = op._schema.name.removeprefix("aten::")
     if name in ("copy_", "_copy_from"):
         source, target = (args[1], args[0]) if name == "copy_" else args[:2]
-        _note_copy(source, target, name)
+        later = kwargs.get("non_blocking", args[2] if len(args) > 2 else False)
+        _note_copy(source, target, name, later)
         _host(target).copy_(_host(source))
         return target
     if name == "_to_copy":
@@ -208,7 +210,7 @@ def _run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     mine = [leaf for leaf in leaves if isinstance(leaf, DeviceTensor)]
     _check_devices(op, name, args, leaves, mine)
     if name in _WAITS or (name in _INDEXING and _looks_at_mask(args)):
-        _note(_traffic.waits, name)
+        _wait(name)
     out = op(*tree_map(_host, args), **tree_map(_host, kwargs))
 
     def on_device(value: Any) -> Any:
@@ -271,10 +273,10 @@ def _check_devices(
 def _moved(source: Tensor, options: dict[str, Any]) -> Tensor:
     """``source`` with another dtype, layout or device."""
     device = options.pop("device", None) or source.device
-    options.pop("non_blocking", None)
+    later = options.pop("non_blocking", False)
     host = torch.ops.aten._to_copy(_host(source), **options)
     if device.type == "cpu":
-        _note_copy(source, host, "to")
+        _note_copy(source, host, "to", later)
         return host
     return DeviceTensor(host)
 
@@ -286,11 +288,34 @@ def _host(value: Any) -> Any:
     return torch.device("cpu") if on_device else value
 
 
-def _note_copy(source: Tensor, target: Tensor, what: str) -> None:
+def _note_copy(source: Tensor, target: Tensor, what: str, later: bool = False) -> None:
+    """Record a copy; ``later``: it may take place until the host waits for the device next."""
     before, after = (isinstance(value, DeviceTensor) for value in (source, target))
-    if before != after:
-        size = source.numel() * source.element_size()
-        _note(_traffic.down if before else _traffic.up, what, size)
+    if before == after:
+        return
+    size = source.numel() * source.element_size()
+    _note(_traffic.down if before else _traffic.up, what, size)
+    if before and not later:
+        _settle()
+    elif after and later:
+        _unread.append((source, source.clone(), _traffic.up[-1]))
+
+
+_unread: list[tuple[Tensor, Tensor, Event]] = []
+"""Sources of copies up that the host did not wait for, what they were then, and the copies."""
+
+
+def _wait(what: str) -> None:
+    _note(_traffic.waits, what)
+    _settle()
+
+
+def _settle() -> None:
+    """The host has waited: every copy has taken place."""
+    for source, copied, event in _unread:
+        if not torch.equal(source.nan_to_num(), copied.nan_to_num()):
+            raise RuntimeError(f"written to while it was copied without blocking: {event}")
+    _unread.clear()
 
 
 def _note(events: list[Event], what: str, size: int = 0) -> None:

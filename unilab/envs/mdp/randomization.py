@@ -262,7 +262,8 @@ class randomize_actuator_gains(ManagerTermBase):
                 f"actuators {bad} must be position actuators whose gain is the stiffness of their "
                 "bias: choose others with actuator_names"
             )
-        self._gear2 = torch.tensor([a.gear**2 for a in chosen], dtype=torch.float64)
+        gear2 = [a.gear**2 for a in chosen]
+        self._gear2 = torch.tensor(gear2, dtype=torch.float64, device=env.device)
 
     def __call__(
         self,

@@ -106,7 +106,8 @@ class TrainingCfg:
     log_root: str = "runs"
     """Folder of all runs."""
     resume: str | None = None
-    """Folder of a run to continue from its last checkpoint."""
+    """Folder of a run to continue from its last checkpoint; with ``collector=sync`` and
+    ``save_replay``, bit for bit."""
     max_minutes: Positive | None = None
     """Stop after this wall time and evaluate. The first update compiles, which may take a minute.
     null: run until ``total_frames``."""

@@ -35,6 +35,21 @@ def test_without_a_terminal_each_row_is_a_line_with_rate_and_eta():
     )
 
 
+def test_an_earlier_evaluation_is_shown_with_its_steps(tmp_path):
+    stream = io.StringIO()
+    progress = Progress(1000, stream=stream)
+    for frames, evaluated_at in ((600, 600), (75, 600)):
+        progress.advance(frames)
+        progress.show({"Eval/return": 2.0}, evaluated_at)
+    first, second = stream.getvalue().splitlines()
+    assert "eval 2  ETA" in first
+    assert "eval 2 (at 600)  ETA" in second
+    assert "Results      Eval/return 12.5 (at 400 steps)" in summary(
+        tmp_path / "a", evaluated_at=400
+    )
+    assert "Results      Eval/return 12.5" in summary(tmp_path / "b", evaluated_at=500)
+
+
 @pytest.fixture
 def ten_seconds_a_row(monkeypatch):
     clock = itertools.count(0.0, 10.0)
@@ -72,13 +87,13 @@ def test_on_a_terminal_a_bar_shows_the_return_and_makes_no_semaphore():
 
 
 def summary(
-    folder: Path, *, frames=500, builder="my.module:Actor", metrics=None, config=None
+    folder: Path, *, frames=500, builder="my.module:Actor", metrics=None, config=None, **more
 ) -> list[str]:
     run = RunFolder.create("t", 0, path=folder)
     run.write_config(config or {}, actor_semantics={"builder": builder})
     metrics = {"Eval/return": 12.5, "Eval/Episode_Reward/x": 1.0} if metrics is None else metrics
     return closing_summary(
-        run, frames=frames, total_frames=1000, minutes=2.0, metrics=metrics
+        run, frames=frames, total_frames=1000, minutes=2.0, metrics=metrics, **more
     ).splitlines()
 
 

@@ -90,6 +90,24 @@ def test_a_metric_of_the_user_is_logged(tmp_path):
     assert scalars(run, "Grasp/slip") == [(8, 0.25)]
 
 
+def test_rows_with_too_many_cells_are_dropped(tmp_path):
+    path = tmp_path / "progress.csv"
+    path.write_text("frames,minutes,a\n100,1.0,1\n200,2.0,1200,2.0,2\n300,3.0,3\n")
+    ProgressCsv(path, until_frames=300).write(400, 4.0, {"a": 4.0})
+    assert [(row["frames"], row["a"]) for row in rows(path)] == [
+        ("100", "1"),
+        ("300", "3"),
+        ("400", "4"),
+    ]
+
+
+def test_metrics_of_the_same_frames_share_a_row(tmp_path):
+    table = ProgressCsv(tmp_path / "progress.csv")
+    table.write(100, 1.0, {"a": 1.0, "b": 1.0})
+    table.write(100, 1.5, {"b": 2.0})
+    assert rows(table.path) == [{"frames": "100", "minutes": "1.5000", "a": "1", "b": "2"}]
+
+
 def test_a_metric_with_the_name_of_a_column_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="frames"):
         ProgressCsv(tmp_path / "progress.csv").write(8, 0.0, {"frames": 1.0})

@@ -86,6 +86,21 @@ def test_evaluations_and_checkpoints_come_once_at_each_interval_and_at_the_end(
     assert saved == [40, 80]
 
 
+def test_the_last_evaluation_is_in_the_last_row(session, folder):
+    run = session()
+    run.train(
+        TICKS,
+        logger=MetricLogger(folder),
+        evaluate=lambda: {"Eval/return": 1.0},
+        eval_interval=1000,
+        log_interval_s=1e-9,
+    )
+    frames = [int(row["frames"]) for row in read_csv(folder)]
+    assert frames == list(range(4, FRAMES + 1, 4))
+    last = read_csv(folder)[-1]
+    assert (last["Eval/return"], last["Perf/updates"]) == ("1", str(run.learner.update_count))
+
+
 def test_without_an_interval_nothing_is_evaluated(session):
     session().train(TICKS, evaluate=lambda: pytest.fail("evaluated"), eval_interval=None)
 

@@ -367,6 +367,14 @@ class PipelinedCollector(BaseCollector):
         self._next_episode = torch.tensor(first + shape.numel(), device=device)
 
 
+class _OpenCollector(Collector):
+    """TorchRL's collector, whose environment stays open after the last batch, to be saved."""
+
+    def _increment_frames(self, numel: int) -> bool:
+        self._frames += numel
+        return self._frames >= self.total_frames
+
+
 def make_collector(
     env: EnvBase | EnvProcess | Callable[[], EnvBase],
     policy: TensorDictModuleBase,
@@ -393,7 +401,7 @@ def make_collector(
     if isinstance(env, EnvProcess):
         return PipelinedCollector(env, policy, placement=placement, **settings)
     placement.check_env(env.device)
-    return Collector(
+    return _OpenCollector(
         TransformedEnv(env, InitTracker()),  # exploration noise restarts at resets
         policy,
         policy_device=placement.learner_device,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from tensordict import NestedKey, TensorDictBase
+from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data import LazyTensorStorage, RandomSampler, TensorDictReplayBuffer
 from torchrl.envs.transforms import MultiStepTransform, Transform
@@ -165,6 +165,13 @@ class _SelectKeys(Transform):
         if self._n_step is not None:
             self._n_step.empty()
 
+    def get_extra_state(self) -> dict[str, Any]:
+        return {} if self._n_step is None else self._n_step.state_dict()
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        if self._n_step is not None:
+            self._n_step.load_state_dict(state)
+
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase | None:
         kept = tensordict.select(*self._keys, strict=False)
         present = set(kept.keys(include_nested=True, leaves_only=True))
@@ -198,6 +205,20 @@ class _NStep:
         self._held: TensorDictBase | None = None  # The last n_step ticks, [n_step, N].
         self._ticks = 0
 
+    def state_dict(self) -> dict[str, Any]:
+        """The ticks held back, on the CPU."""
+        held = None if self._held is None else self._held.cpu().clone().to_dict()
+        return {"ticks": self._ticks, "held": held}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a :meth:`state_dict`."""
+        self.empty()
+        if state.get("held") is not None:
+            self._ticks = state["ticks"]
+            shape = state["held"]["next"]["reward"].shape[:2]
+            self._held = TensorDict(state["held"], shape)
+            self._multi_step._buffer = self._outcomes(self._held)
+
     def __call__(self, data: TensorDictBase) -> TensorDictBase | None:
         """The ``[M]`` transitions that are complete after these ``[N, T]`` ticks."""
         if data.batch_dims == 1 and not has_time(data):
@@ -214,17 +235,16 @@ class _NStep:
             )
         # Copies: the caller may overwrite its memory while ticks are held back.
         arrived = data.transpose(0, 1)
+        device = data.get(("next", "reward")).device
+        if self._held is not None and self._held.get(("next", "reward")).device != device:
+            self._held = self._held.to(device)  # after load_state_dict
+            self._multi_step._buffer = self._multi_step._buffer.to(device)
         ticks: TensorDictBase = (
             arrived.clone() if self._held is None else torch.cat([self._held, arrived])
         )
         self._held = ticks[-self._multi_step.n_steps :]
         self._ticks += new
-        device = data.get(("next", "reward")).device
-        number = torch.arange(self._ticks - new, self._ticks, device=device)
-        narrow = ticks[-new:].transpose(0, 1).select(("next", "reward"), ("next", "done"))
-        narrow.set(("next", "tick"), number.expand(envs, new))
-        narrow.set(("next", "done"), narrow.get(("next", "done")).bool())
-        ahead = self._multi_step._inv_call(narrow)
+        ahead = self._multi_step._inv_call(self._outcomes(ticks[-new:]))
         if ahead is None:
             return None
         began = ticks[: ahead.batch_size[1]].transpose(0, 1).reshape(-1)
@@ -234,6 +254,14 @@ class _NStep:
         reached.set("reward", ahead.get(("next", "reward")).flatten(0, 1))
         began.set("steps_to_next_obs", ahead.get("steps_to_next_obs").reshape(-1, 1))
         return began.set("next", reached)
+
+    def _outcomes(self, ticks: TensorDictBase) -> TensorDictBase:
+        """Rewards, flags and numbers ``[N, k]`` of the last ticks ``[k, N]``."""
+        outcomes = ticks.transpose(0, 1).select(("next", "reward"), ("next", "done"))
+        done = outcomes.get(("next", "done"))
+        number = torch.arange(self._ticks - len(ticks), self._ticks, device=done.device)
+        outcomes.set(("next", "tick"), number.expand(outcomes.batch_size))
+        return outcomes.set(("next", "done"), done.bool())
 
 
 def _rows(data: TensorDictBase, index: Tensor) -> TensorDictBase:

@@ -137,6 +137,10 @@ class RewardNormalizer:
         for key in ("count", "mean", "var", "max", "returns"):
             setattr(self, f"_{key}", state[key])
 
+    def begin_episodes(self) -> None:
+        """All environments begin new episodes: their returns start at 0."""
+        self._returns = None
+
     def _to(self, device: torch.device) -> None:
         for name in ("_count", "_mean", "_var", "_max", "_returns"):
             value = getattr(self, name)

@@ -63,6 +63,18 @@ class EpisodeSums:
         self._ended += self._running.index_select(1, rows).sum(1)
         self._running.index_fill_(1, rows, 0.0)
 
+    def state_dict(self) -> dict[str, Tensor]:
+        """Copies of the sums, on the CPU."""
+        return {
+            "running": self._running.to("cpu", copy=True),
+            "ended": self._ended.to("cpu", copy=True),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from :meth:`state_dict`."""
+        self._running.copy_(state["running"])
+        self._ended.copy_(state["ended"])
+
     def drain(self) -> dict[str, float]:
         """Means over the episodes that ended since the last call; empty if none did."""
         *sums, steps, ended = self._ended.tolist()

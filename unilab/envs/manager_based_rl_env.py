@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from unilab.envs.managers.observation import ObservationGroupCfg, ObservationMan
 from unilab.envs.managers.recorder import RecorderManager, RecorderTermCfg, RecordingCfg
 from unilab.envs.managers.reward import RewardManager, RewardTermCfg
 from unilab.envs.managers.term import ManagerTermBase, Term
-from unilab.envs.managers.term_state import StateSnapshot
+from unilab.envs.managers.term_state import StateSnapshot, load_state, save_state
 from unilab.envs.managers.termination import TerminationManager, TerminationTermCfg
 from unilab.envs.nan_guard import NanGuard, NanGuardCfg
 from unilab.envs.scene import EntityScene, SceneCfg
@@ -277,6 +278,42 @@ class ManagerBasedRlEnv(TorchEnv):
         self.action_manager.reset(rows)
         self.command_manager.reset(rows)
         self.event_manager.reset(rows)
+
+    def export_training_state(self) -> dict[str, Any]:
+        """The control steps so far, and what the curriculum's terms want to keep."""
+        state, curriculum = super().export_training_state(), self.curriculum_manager.state_dict()
+        return state | {"curriculum": curriculum} if curriculum else state
+
+    def import_training_state(self, state: Mapping[str, Any]) -> None:
+        super().import_training_state(state)
+        self.curriculum_manager.load_state_dict(state.get("curriculum", {}))
+
+    def _export_task(self) -> dict[str, Any]:
+        biases = {name: e.data.encoder_bias for name, e in self.scene.entities.items()}
+        kept = {name: save_state(owner, self) for name, owner in self._owners().items()}
+        kept["recorder_manager"].pop("_ended")  # episodes that nobody fetched are not saved
+        return {
+            "backend": self.backend.state_dict(),
+            "encoder_bias": {name: bias.to("cpu", copy=True) for name, bias in biases.items()},
+            "sums": self.episode_sums.state_dict(),
+            "kept": kept,
+        }
+
+    def _import_task(self, state: dict[str, Any]) -> None:
+        self.backend.load_state_dict(state["backend"])
+        for name, entity in self.scene.entities.items():
+            entity.data.encoder_bias.copy_(state["encoder_bias"][name])
+        self.episode_sums.load_state_dict(state["sums"])
+        for name, owner in self._owners().items():
+            load_state(owner, state["kept"][name], self, name)
+        self.scene.read()
+
+    def _owners(self) -> dict[str, Any]:
+        """Managers, commands and class terms: what keeps something from step to step."""
+        managers = {name: value for name, value in vars(self).items() if name.endswith("_manager")}
+        commands = {f"command {n!r}": term for n, term in self.command_manager.terms.items()}
+        terms = {t.label: t.func for t in self.terms if isinstance(t.func, ManagerTermBase)}
+        return {**managers, **commands, **terms}
 
     def close(self, *, raise_if_closed: bool = True) -> None:
         super().close(raise_if_closed=raise_if_closed)

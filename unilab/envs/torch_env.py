@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 import time
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -21,6 +23,8 @@ from unilab.errors import CapabilityError, ConfigError, EnvFaultedError
 
 FLAGS = ("done", "terminated", "truncated")
 TRAINING_STATE_VERSION = 1
+_UNSAVED_SETTINGS = r" at 0x[0-9a-f]+|num_threads=\d+|(?<=['\"])[^'\"]*/"
+"""What of a configuration's text may differ between runs: addresses, threads, folders."""
 _PARALLEL_GRAIN = 32768
 """Elements below which PyTorch runs elementwise operations on one CPU thread (at::GRAIN_SIZE)."""
 
@@ -214,6 +218,13 @@ class TorchEnv(EnvBase):
 
     def _on_fault(self, error: BaseException) -> None:
         """Save diagnostics before the environment is marked as faulted."""
+
+    def _export_task(self) -> dict[str, Any] | None:
+        """Copies on the CPU of what the task and its physics keep; None: they cannot be saved."""
+        return None
+
+    def _import_task(self, state: dict[str, Any]) -> None:
+        """Continue from :meth:`_export_task`; may fail halfway."""
 
     def _make_specs(self, action_dim: int, max_action: float = MAX_VALUE) -> None:
         """Publish TorchRL's specs; call at the end of construction.
@@ -418,11 +429,11 @@ class TorchEnv(EnvBase):
             self.generator.manual_seed(seed)
         self._state.staggering = self._staggered
 
-    def export_training_state(self) -> dict[str, int]:
+    def export_training_state(self) -> dict[str, Any]:
         """The environment's part of a checkpoint: version 1 and the control steps so far."""
         return {"version": TRAINING_STATE_VERSION, "control_steps": self._state.control_steps}
 
-    def import_training_state(self, state: Mapping[str, int]) -> None:
+    def import_training_state(self, state: Mapping[str, Any]) -> None:
         """Continue from :meth:`export_training_state`."""
         version, steps = state.get("version"), state.get("control_steps")
         if version != TRAINING_STATE_VERSION:
@@ -433,6 +444,59 @@ class TorchEnv(EnvBase):
         if not isinstance(steps, int) or steps < 0:
             raise ConfigError(f"control_steps must be a non-negative integer, got {steps!r}")
         self._state.control_steps = steps
+
+    def export_episodes(self) -> dict[str, Any]:
+        """The episodes under way: all that later steps depend on, physics and generator included.
+
+        Nested dicts of tensors on the CPU and plain values; empty if the task cannot be saved, and
+        once the environment has failed or is closed.
+        """
+        usable = self._state.fault is None and not self._state.released
+        task = self._export_task() if usable else None
+        if task is None:
+            return {}
+        settings = re.sub(_UNSAVED_SETTINGS, "", repr(getattr(self, "cfg", None)))
+        return {
+            "settings": hashlib.sha256(settings.encode()).hexdigest(),
+            "num_envs": self.num_envs,
+            "device": self.device.type,
+            "control_steps": self._state.control_steps,
+            "generator": self.generator.get_state(),
+            "episode_length": self.episode_length.to("cpu", copy=True),
+            "observation": {k: v.to("cpu", copy=True) for k, v in self._state.observation.items()},
+            "ended": None if self._state.ended is None else torch.stack(self._state.ended).cpu(),
+            "staggering": self._state.staggering,
+            "task": task,
+        }
+
+    def import_episodes(self, state: Mapping[str, Any]) -> None:
+        """Continue bit for bit from :meth:`export_episodes` of an environment with these settings.
+
+        After an error the environment continues its own episodes.
+        """
+        self._check_usable()
+        before = self.export_episodes()
+        for name, what in (("settings", "task settings"), ("num_envs",) * 2, ("device",) * 2):
+            if state.get(name) != before.get(name, "nothing"):
+                raise ConfigError(f"episodes must be of the same {what}, got others")
+        try:
+            self._import_episodes(state)
+        except Exception as error:
+            self._import_episodes(before)
+            raise ConfigError(
+                f"episodes must be of the same task and version of unilab, got others ({error!r})"
+            ) from error
+
+    def _import_episodes(self, state: Mapping[str, Any]) -> None:
+        self._import_task(state["task"])
+        self.generator.set_state(state["generator"])
+        self.episode_length.copy_(state["episode_length"])
+        observation = {k: v.to(self.device, copy=True) for k, v in state["observation"].items()}
+        ended = state["ended"]
+        self._state.control_steps = state["control_steps"]
+        self._state.observation = observation
+        self._state.ended = None if ended is None else tuple(ended.to(self.device).unbind())
+        self._state.staggering = state["staggering"]
 
     def _checked_action(self, tensordict: TensorDictBase) -> Tensor:
         """The action of a step that advances every environment."""

@@ -69,11 +69,14 @@ class Progress:
             with self._ignoring_output_errors():
                 self._bar.update(frames)
 
-    def show(self, metrics: Mapping[str, float]) -> None:
+    def show(self, metrics: Mapping[str, float], evaluated_at: int | None = None) -> None:
+        """Show the latest metrics; those of the evaluation with their number of steps."""
         if self._stream is None:
             return
         values = {name: metrics.get(tag, math.nan) for name, tag in _SHOWN.items()}
         shown = {name: f"{value:.4g}" for name, value in values.items() if not math.isnan(value)}
+        if "eval" in shown and evaluated_at not in (None, self._frames):
+            shown["eval"] += f" (at {evaluated_at:,})"
         with self._ignoring_output_errors():
             if self._bar is not None:
                 self._bar.set_postfix(shown)
@@ -114,19 +117,27 @@ _Bar.set_lock(threading.RLock())
 
 
 def closing_summary(
-    run: RunFolder, *, frames: int, total_frames: int, minutes: float, metrics: Mapping[str, float]
+    run: RunFolder,
+    *,
+    frames: int,
+    total_frames: int,
+    minutes: float,
+    metrics: Mapping[str, float],
+    evaluated_at: int | None = None,
 ) -> str:
     """How far a run came, where its files are and what to type next, on several lines."""
     done = frames >= total_frames
     end = "Finished" if done else f"Stopped at {frames / total_frames:.0%}"
     tags = [tag for tag in metrics if tag.startswith("Eval/") and tag.count("/") == 1]
+    late = f" (at {evaluated_at:,} steps)" if tags and evaluated_at not in (None, frames) else ""
     tags = tags or [tag for tag in ("Train/return", "Train/episode_length") if tag in metrics]
     path = shlex.quote(str(run.path))
     command = program()
     is_command_line = command == "unilab" or "train" in sys.orig_argv  # not a training script
     lines = [f"{end}: {frames:,} steps in {minutes:.1f} min."]
     if tags:
-        lines.append("Results      " + ", ".join(f"{tag} {metrics[tag]:.4g}" for tag in tags))
+        results = ", ".join(f"{tag} {metrics[tag]:.4g}" for tag in tags)
+        lines.append(f"Results      {results}{late}")
     lines.append(f"Run folder   {run.path}")
     lines.append(f"TensorBoard  tensorboard --logdir {path}")
     lines.append(f"Picture      unilab plot {path}")

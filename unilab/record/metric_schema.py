@@ -118,7 +118,10 @@ class ProgressCsv:
                 with self.path.open(newline="") as file:
                     reader = csv.DictReader(file)
                     self._columns = list(reader.fieldnames or self._columns)
-                    self._rows = [row for row in reader if int(row["frames"]) <= last]
+                    whole = (
+                        row for row in reader if None not in row
+                    )  # not more cells than columns
+                    self._rows = [row for row in whole if int(row["frames"]) <= last]
             except OSError as error:
                 raise unwritable(self.path, error) from error
             except (csv.Error, KeyError, TypeError, ValueError) as error:
@@ -129,7 +132,10 @@ class ProgressCsv:
         self._rewrite()
 
     def write(self, frames: int, minutes: float, values: Mapping[str, float]) -> None:
-        """Appends one row; a row that cannot be written is written with the next one."""
+        """Appends one row, or adds to the last one if it has as many frames.
+
+        A row that cannot be written is written with the next one.
+        """
         if reserved := {"frames", "minutes"} & set(values):
             raise ConfigError(
                 f"a metric must have another name than frames and minutes, got {reserved}: rename "
@@ -137,6 +143,9 @@ class ProgressCsv:
             )
         row = {"frames": str(frames), "minutes": f"{minutes:.4f}"}
         row |= {tag: f"{value:.6g}" for tag, value in values.items()}
+        if self._rows and self._rows[-1]["frames"] == row["frames"]:
+            row = self._rows.pop() | row
+            self._complete = False
         self._rows.append(row)
         new = [tag for tag in row if tag not in self._columns]
         self._columns += sorted(new)

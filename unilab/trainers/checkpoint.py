@@ -21,7 +21,7 @@ from torchrl.data import ReplayBuffer
 from unilab.errors import CheckpointError, why_unreadable
 from unilab.trainers.state_check import differences, state_problem
 
-_OPTIONAL = ("replay",)
+_OPTIONAL = ("replay", "episodes")
 
 
 class Stateful(Protocol):
@@ -66,8 +66,8 @@ class Checkpointer:
     Args:
         directory: the run's ``checkpoints/``.
         components: objects to save by name. The counters of the run and the global random
-            generators of Python, NumPy and torch are saved as well. A component named ``replay``
-            may be absent from a checkpoint.
+            generators of Python, NumPy and torch are saved as well. Components named ``replay`` and
+            ``episodes`` may be absent from a checkpoint.
         identity: JSON values that must agree between checkpoint and run, such as the task.
         keep: number of checkpoints to keep; the oldest ones are deleted.
     """
@@ -176,23 +176,31 @@ def _unfit(path: Path, problem: str) -> CheckpointError:
 
 
 class EnvTrainingState:
-    """An environment's control-step counter; a resumed run starts new episodes."""
+    """An environment's training state: its control-step counter, and what its curriculum keeps."""
 
     def __init__(self, env: Any) -> None:
         self._env = env
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:
         return dict(self._env.export_training_state())
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._env.import_training_state(dict(state))
+
+    def check_state(self, state: Any) -> str:
+        """The reason why a saved state is invalid, or ``""``."""
+        live = self.state_dict()
+        if isinstance(state, Mapping) and "curriculum" not in state:  # it kept nothing then
+            live.pop("curriculum", None)
+        return state_problem(state, live, "env")
 
 
 class ReplayContents:
-    """The filled rows of a replay buffer, its cursor and its sampling generator.
+    """The filled rows of a replay buffer, its cursor, its generator and its transforms' state.
 
-    Sampling continues exactly. ``ReplayBuffer.dumps`` writes the storage at full capacity and may
-    pickle; this writes only the filled rows, as tensors.
+    Sampling continues exactly, and so do transitions over several steps. ``ReplayBuffer.dumps``
+    writes the storage at full capacity and may pickle; this writes only the filled rows, as
+    tensors.
     """
 
     def __init__(self, buffer: ReplayBuffer) -> None:
@@ -208,6 +216,7 @@ class ReplayContents:
             "writer": state["_writer"],
             "sampler": state["_sampler"],
             "generator": state["_rng"],
+            "transforms": dict(state["_transforms"]),
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
@@ -220,7 +229,13 @@ class ReplayContents:
         state["_writer"] = saved["writer"]
         state["_sampler"] = saved["sampler"]
         state["_rng"] = saved["generator"]
+        state["_transforms"] = saved.get("transforms", state["_transforms"])
         self._buffer.load_state_dict(state)
+
+    def begin_episodes(self) -> None:
+        """Join the next ticks to none of those before."""
+        for transform in self._buffer._transform:
+            getattr(transform, "empty", int)()
 
     def check_state(self, state: Any) -> str:
         """The reason why a saved state is invalid, or ``""``."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -23,6 +23,7 @@ from unilab.trainers.checkpoint import (
     ReplayContents,
     Stateful,
 )
+from unilab.trainers.episodes import Episodes
 
 
 @dataclass(kw_only=True)
@@ -32,12 +33,16 @@ class Run:
     folder: RunFolder | None = None
     logger: MetricLogger | None = None
     checkpointer: Checkpointer | None = None
+    episodes: Episodes | None = None
     progress: Progress | None = None
     counters: Counters = field(default_factory=Counters)
     total_frames: int = 0
     """Environment steps that were asked for."""
     metrics: dict[str, float] = field(default_factory=dict)
     """The latest value of every metric."""
+    evaluated_at: int | None = None
+    """Environment steps before the evaluation whose metrics these are."""
+    _resumed: Collection[Stateful] = ()
 
     @classmethod
     def open(
@@ -69,7 +74,8 @@ class Run:
             folder = RunFolder.create(
                 cfg.task, training.seed, log_root=training.log_root, path=training.run_dir
             )
-        state = {**components, "env": EnvTrainingState(env)}
+        episodes = Episodes(env, eval_env)
+        state = {**components, "env": EnvTrainingState(env), "episodes": episodes}
         if training.save_replay:
             state["replay"] = ReplayContents(buffer)
         checkpointer = Checkpointer(
@@ -87,10 +93,26 @@ class Run:
             folder=folder,
             logger=logger,
             checkpointer=checkpointer,
+            episodes=episodes,
             progress=Progress(total, initial=counters.frames, max_minutes=training.max_minutes),
             counters=counters,
             total_frames=total,
+            _resumed=state.values() if training.resume else (),
         )
+
+    def attach(self, collector: Any, returns: Stateful) -> None:
+        """Save the episodes in a collector and their ``returns`` so far with each checkpoint.
+
+        In a resumed run those of the checkpoint continue first. If they cannot, new ones begin, and
+        a line says why.
+        """
+        if self.episodes is None:
+            return
+        problem = self.episodes.attach(collector, returns)
+        if problem and self._resumed:
+            say(f"New episodes: {problem}")
+            for component in self._resumed:
+                getattr(component, "begin_episodes", bool)()
 
     def advance(self, frames: int) -> None:
         """Counts environment steps."""
@@ -105,8 +127,10 @@ class Run:
             with warning_if_unwritable():
                 self.logger.log(self.counters.frames, self.counters.minutes, values)
         self.metrics |= {tag: value for tag, value in values.items() if not math.isnan(value)}
+        if any(tag.startswith("Eval/") for tag in values):
+            self.evaluated_at = self.counters.frames
         if self.progress is not None:
-            self.progress.show(self.metrics)
+            self.progress.show(self.metrics, self.evaluated_at)
 
     def save(self) -> None:
         """Writes a checkpoint."""
@@ -137,6 +161,7 @@ class Run:
             total_frames=self.total_frames,
             minutes=self.counters.minutes,
             metrics=self.metrics,
+            evaluated_at=self.evaluated_at,
         )
 
 

@@ -89,6 +89,7 @@ class OffPolicyRunner(AsyncRunner):
 
     def __enter__(self) -> Self:
         super().__enter__()
+        self.run.attach(self.collector, self._episodes)
         self._started = time.perf_counter()
         self._minutes_before = self.run.counters.minutes
         self._last_row = self._totals()
@@ -149,8 +150,10 @@ class OffPolicyRunner(AsyncRunner):
     def _finish(self) -> None:
         frames = self.run.counters.frames
         evaluated = self._evaluate() if frames != self._evaluated_at else {}
-        if evaluated or frames != self._last_row["frames"]:
+        if frames != self._last_row["frames"]:
             self._log(evaluated)
+        elif evaluated:
+            self.run.log(evaluated)  # the row is there
         if frames != self._saved_at:
             self._save()
 
@@ -299,6 +302,14 @@ class EpisodeTracker:
             self._ended[:2] += (self._running * finished).sum(1)
             self._ended[2] += finished.sum()
             self._running *= 1.0 - finished
+
+    def state_dict(self) -> dict[str, torch.Tensor | None]:
+        """Sums of the running episodes, and of the ended ones that were not drained."""
+        return {"running": self._running, "ended": self._ended}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor | None]) -> None:
+        """Continue from a :meth:`state_dict`."""
+        self._running, self._ended = state["running"], state["ended"]
 
     def drain(self) -> tuple[float, float, int]:
         """Mean return, mean length and number of the episodes that ended since the last call.

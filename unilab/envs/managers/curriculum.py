@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,10 @@ class CurriculumTermCfg(TermCfg):
 
     The returned value is logged as ``Curriculum/<name>``: a number, a tensor of one element, a dict
     of these, or None for nothing.
+
+    A class may have ``state_dict()`` and ``load_state_dict(state)``, of tensors, numbers and
+    strings in dicts and lists: checkpoints then save its state, and evaluations and ``unilab
+    play``, which have other numbers of environments, load it.
     """
 
 
@@ -63,6 +68,19 @@ class CurriculumManager:
             if not math.isfinite(shown):
                 raise NonFiniteError(f"{term.label} must return a finite number, got {value!r}")
             self._state[tag] = shown
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copies of the states of the terms that have a ``state_dict``, by name."""
+        return {name: deepcopy(func.state_dict()) for name, func in self._stateful().items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from :meth:`state_dict`."""
+        for name, func in self._stateful().items():
+            if name in state:
+                func.load_state_dict(deepcopy(state[name]))
+
+    def _stateful(self) -> dict[str, Any]:
+        return {term.name: term.func for term in self._terms if hasattr(term.func, "state_dict")}
 
     @property
     def metrics(self) -> dict[str, float]:

@@ -138,7 +138,7 @@ class StateSnapshot:
 def _shared(env: ManagerBasedRlEnv) -> set[int]:
     """Ids of what belongs to the environment, and of its terms."""
     terms = [*env.command_manager.terms.values(), *(term.func for term in env.terms)]
-    return {id(value) for value in (*vars(env).values(), *terms)}
+    return {id(value) for value in (*vars(env).values(), *env.terms, *terms)}
 
 
 def _contents(value: Any) -> dict[Hashable, Any] | None:
@@ -256,6 +256,9 @@ def _loaded(now: Any, state: Any, others: set[int], device: torch.device, name: 
         key: _loaded(contents.get(key, _ABSENT), child, others, device, f"{name}.{key}")
         for key, child in items
     }
+    if isinstance(now, dict):  # what is never saved stays, and so does the order
+        kept = {k: v for k, v in contents.items() if k in new or _saved(v, others) is _ABSENT}
+        new = kept | new
     if isinstance(now, list | tuple | deque | dict):
         if isinstance(now, tuple) and len(now) != len(new):
             return type(now)(new.values())

@@ -241,6 +241,13 @@ class SuiteEnv(TorchEnv):
             self._copied = rows, rows.cpu()
         return self._copied[1]
 
+    def _export_task(self) -> dict[str, Any]:
+        return {"backend": self.backend.state_dict(), "sums": self._episodes.state_dict()}
+
+    def _import_task(self, state: dict[str, Any]) -> None:
+        self.backend.load_state_dict(state["backend"])
+        self._episodes.load_state_dict(state["sums"])
+
     def close(self, *, raise_if_closed: bool = True) -> None:
         super().close(raise_if_closed=raise_if_closed)
         self.data = {}

@@ -1,0 +1,135 @@
+"""A resumed run is the run that was never interrupted, bit for bit (0017-C22)."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from reference.everything import go2_with_everything
+from reference.runs import NETWORKS, TINY
+
+from unilab import registry
+from unilab.conf import compose
+from unilab.examples.train_flashsac import train
+from unilab.trainers.checkpoint import as_checkpoint, read_identity, read_states
+
+SETTINGS = [
+    *TINY,
+    *NETWORKS,
+    "algo.algo_params.compile=false",
+    "algo.n_step=3",
+    "algo.replay_capacity=150",
+    "training.collector=sync",
+    "training.eval_interval=40",
+    "training.checkpoint_interval=80",
+    "training.save_replay=true",
+    "training.log_interval_s=600",
+]
+HALF, END = (f"checkpoints/checkpoint-{frames:012d}" for frames in (80, 160))
+
+
+@pytest.fixture
+def everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry._registered, "go2_with_everything", go2_with_everything)
+    monkeypatch.setitem(registry._training, "go2_with_everything", {})
+
+
+def leaves(value: Any, path: str) -> dict[str, Any]:
+    if isinstance(value, dict | list | tuple):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return {k: v for key, inner in items for k, v in leaves(inner, f"{path}.{key}").items()}
+    return {path: value}
+
+
+def saved(checkpoint: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for file in checkpoint.rglob("state.pt"):
+        name = file.parent.name.partition("-")[2]
+        found |= leaves(torch.load(file, weights_only=True), name)
+    del found["counters.minutes"]
+    return found
+
+
+def differing(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
+    def same(x: Any, y: Any) -> bool:
+        return torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y
+
+    return [key for key in {**a, **b} if key not in a or key not in b or not same(a[key], b[key])]
+
+
+def rows(run: Path) -> list[dict[str, str]]:
+    with (run / "progress.csv").open(newline="") as file:
+        kept = csv.DictReader(file)
+        return [
+            {k: v for k, v in row.items() if k != "minutes" and not k.startswith("Perf/")}
+            for row in kept
+        ]
+
+
+def from_half(run: Path, resumed: Path) -> Path:
+    """A copy of a run as it was after half of its steps."""
+    shutil.copytree(run, resumed)
+    shutil.rmtree(resumed / END)
+    return resumed
+
+
+@pytest.mark.usefixtures("everything")
+@pytest.mark.parametrize(
+    "task",
+    [
+        "pendulum_swingup",
+        pytest.param("go2_with_everything", marks=pytest.mark.slow),
+        pytest.param("gym/Humanoid-v5", marks=pytest.mark.slow),
+        pytest.param("dmc/quadruped-walk", marks=pytest.mark.slow),
+    ],
+)
+def test_c22_a_resumed_synchronous_run_is_bit_for_bit_the_straight_one(task, tmp_path, capfd):
+    straight = tmp_path / "straight"
+    assert train(compose([f"task={task}", *SETTINGS, f"training.run_dir={straight}"])) == 0
+    resumed = from_half(straight, tmp_path / "resumed")
+    assert train(compose([f"training.resume={resumed}"])) == 0
+    assert "New episodes" not in capfd.readouterr().out
+    state = saved(straight / END)
+    assert {"episodes.env.generator", "replay.length", "learner.update_count"} <= set(state)
+    assert differing(state, saved(resumed / END)) == []
+    assert rows(straight) == rows(resumed)
+    assert len(rows(straight)) == 4
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "env.episode_length_s=0.6",
+        "algo.num_envs=5",
+        pytest.param("training.collector=pipelined", marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_that_cannot_continue_its_episodes_begins_new_ones_and_says_so(
+    change, tmp_path, capfd
+):
+    straight = tmp_path / "straight"
+    task = ["task=pendulum_swingup", *SETTINGS, f"training.run_dir={straight}"]
+    assert train(compose(task)) == 0
+    resumed = from_half(straight, tmp_path / "resumed")
+    assert train(compose([f"training.resume={resumed}", change])) == 0
+    assert "New episodes: " in capfd.readouterr().out
+    assert [row["frames"] for row in rows(resumed)][:2] == ["40", "80"]
+    assert rows(resumed)[-1]["Loss/qvalue"]
+
+
+def test_a_checkpoint_without_episodes_is_resumed_with_new_ones(tmp_path, capfd):
+    run = tmp_path / "run"
+    task = ["task=pendulum_swingup", *SETTINGS, f"training.run_dir={run}"]
+    assert train(compose(task)) == 0
+    identity, names = read_identity(run / END)
+    states = read_states(run / END, names - {"episodes"})
+    del states["replay"]["transforms"]
+    shutil.rmtree(run / END)
+    as_checkpoint(states).save(run / END, metadata={"identity": identity})
+    assert train(compose([f"training.resume={run}", "algo.total_frames=240"])) == 0
+    assert "New episodes: " in capfd.readouterr().out
+    assert rows(run)[-1]["frames"] == "240"

@@ -1,0 +1,97 @@
+"""Episodes under way: the part of a checkpoint from which a synchronous run continues exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+from tensordict import TensorDict
+from torch import Tensor, nn
+from torchrl.collectors import Collector
+
+from unilab.errors import ConfigError
+from unilab.trainers.checkpoint import Stateful
+
+
+class Episodes:
+    """The episodes under way in a collector, saved with it and continued in another one.
+
+    Saved are the environments with their physics and generators, the collector's current
+    observations, the policy's exploration noise and the returns so far. Only TorchRL's
+    ``Collector`` over an environment with ``export_episodes`` and ``import_episodes`` has such a
+    state. All others have an empty one: a :class:`~unilab.collectors.PipelinedCollector` is a step
+    ahead of the loop that saves.
+
+    Args:
+        env: the environment that the collector steps.
+        eval_env: the environment of the evaluations.
+    """
+
+    def __init__(self, env: Any, eval_env: Any) -> None:
+        self._env = env
+        self._eval_env = eval_env
+        self._collector: Any = None
+        self._returns: Stateful
+        self._loaded: Mapping[str, Any] = {}
+
+    def attach(self, collector: Any, returns: Stateful) -> str:
+        """Continue the loaded episodes in a new collector, and save its episodes from now on.
+
+        Args:
+            collector: any collector or iterable.
+            returns: the returns so far.
+
+        Returns:
+            Why new episodes begin instead, or ``""``.
+        """
+        loaded, self._loaded = self._loaded, {}
+        if not isinstance(collector, Collector) or not hasattr(self._env, "export_episodes"):
+            return "episodes continue only with a synchronous collector and unilab's environments"
+        self._collector, self._returns = collector, returns
+        if not loaded:
+            return "the checkpoint holds no episodes"
+        try:
+            self._env.import_episodes(loaded["env"])
+        except ConfigError as error:
+            return str(error)
+        with suppress(ConfigError):  # another number of evaluation episodes, for example
+            self._eval_env.import_episodes(loaded["eval_env"])
+        counts = {"frames": collector._frames, "iter": collector._iter}
+        collector.load_state_dict({**counts, **loaded["collector"]}, strict=False)
+        root = TensorDict(loaded["root"], collector._carrier.batch_size)
+        collector._carrier = collector._carrier.empty().update(root)
+        for key, module, name, value in self._exploration():
+            if key in loaded["exploration"]:
+                setattr(module, name, loaded["exploration"][key].to(value.device))
+        returns.load_state_dict(loaded["returns"])
+        return ""
+
+    def state_dict(self) -> dict[str, Any]:
+        if self._collector is None or not (episodes := self._env.export_episodes()):
+            return {}
+        # Frames are counted by the run, and the policy's weights are the learner's.
+        others = ("policy_state_dict", "frames", "iter")
+        collector = {k: v for k, v in self._collector.state_dict().items() if k not in others}
+        return {
+            "env": episodes,
+            "eval_env": getattr(self._eval_env, "export_episodes", dict)(),
+            "collector": collector,
+            "root": self._collector._carrier.cpu().clone().to_dict(),
+            "exploration": {key: value.cpu() for key, _, _, value in self._exploration()},
+            "returns": self._returns.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Keep a :meth:`state_dict` for :meth:`attach`."""
+        self._loaded = state
+
+    def _exploration(self) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
+        """Tensors of the policy's modules that their own ``state_dict`` leaves out."""
+        policy = self._collector.policy
+        modules = policy.named_modules() if isinstance(policy, nn.Module) else ()
+        for path, module in modules:
+            unsaved = {name: module._buffers[name] for name in module._non_persistent_buffers_set}
+            for name, value in {**unsaved, **vars(module)}.items():
+                if isinstance(value, Tensor):
+                    yield f"{path}.{name}", module, name, value

@@ -276,6 +276,14 @@ def test_an_unbatched_collectors_ticks_are_steps_of_one_episode():
     assert tracker.drain() == (7.0, 3.0, 1)
 
 
+def test_an_infinite_return_ends_with_its_episode():
+    tracker = EpisodeTracker()
+    tracker.update(transitions([[torch.inf, 1.0], [1.0, 1.0]], [[False, True], [False, False]]))
+    assert tracker.drain() == (torch.inf, 2.0, 1)
+    tracker.update(transitions([[5.0], [1.0]], [[True], [True]]))
+    assert tracker.drain() == ((5.0 + 3.0) / 2, (1 + 3) / 2, 2)
+
+
 def test_an_episode_starts_at_zero_after_the_one_before():
     tracker = EpisodeTracker()
     tracker.update(transitions([[1.0, 1.0, 4.0]], [[False, True, True]]))

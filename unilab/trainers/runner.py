@@ -291,17 +291,18 @@ class EpisodeTracker:
         """Adds a batch in time order, of the shapes that a collector gives."""
         data = as_ticks(data.select(("next", "reward"), ("next", "done")))
         reward, done = (data.get(("next", k)).reshape(data.shape) for k in ("reward", "done"))
+        done = done.bool()
         if self._running is None or self._ended is None:
             # Rows: return and length of each running episode; then their sums and the count.
             self._running = reward.new_zeros(2, reward.shape[0])
             self._ended = reward.new_zeros(3)
         step = torch.ones_like(reward[:, 0])
         for r, d in zip(reward.unbind(1), done.unbind(1), strict=True):
+            # Masks, because an infinite return times 0 would stay as NaN.
             self._running += torch.stack((r, step))
-            finished = d.to(reward.dtype)
-            self._ended[:2] += (self._running * finished).sum(1)
-            self._ended[2] += finished.sum()
-            self._running *= 1.0 - finished
+            self._ended[:2] += self._running.masked_fill(~d, 0.0).sum(1)
+            self._ended[2] += d.sum()
+            self._running.masked_fill_(d, 0.0)
 
     def state_dict(self) -> dict[str, torch.Tensor | None]:
         """Sums of the running episodes, and of the ended ones that were not drained."""

@@ -11,7 +11,6 @@ there is. A fair scheduler leaves ``1 / (1 + load)`` of a core; the target is ni
 from __future__ import annotations
 
 import argparse
-import csv
 import os
 import statistics
 import subprocess
@@ -97,12 +96,14 @@ class Training:
             raise RuntimeError(f"the training ended with exit code {self._process.returncode}")
         if not self._progress.exists():
             return 0, 0.0, 0.0
-        with self._progress.open() as file:
-            rows = [row for row in csv.DictReader(file) if row.get("Perf/updates")]
-        if not rows:
+        with self._progress.open() as file:  # only what is needed: this takes cores too
+            names = file.readline().rstrip().split(",")
+            file.seek(max(file.tell(), self._progress.stat().st_size - 4096))
+            last = file.read().rstrip().rpartition("\n")[2].split(",")
+        row = dict(zip(names, last, strict=False))
+        if not row.get("Perf/updates") or len(last) != len(names):
             return 0, 0.0, 0.0
-        last = rows[-1]
-        return int(last["frames"]), 60.0 * float(last["minutes"]), float(last["Perf/updates"])
+        return int(row["frames"]), 60.0 * float(row["minutes"]), float(row["Perf/updates"])
 
     def wait_for_updates(self, count: int) -> None:
         """Wait until the first updates, which may compile, are done."""
@@ -111,12 +112,16 @@ class Training:
 
     def steps_per_second(self, seconds: float) -> float:
         """Steps a second of the training over some time, at least one row of metrics."""
-        steps, start, _ = self.row()
-        ends = time.perf_counter() + seconds
-        while time.perf_counter() < ends or self.row()[0] == steps:
-            time.sleep(0.05)
-        later, end, _ = self.row()
+        steps, start = self._next_row(self.row()[0], 0.0)
+        later, end = self._next_row(steps, seconds)
         return (later - steps) / (end - start)
+
+    def _next_row(self, steps: int, seconds: float) -> tuple[int, float]:
+        """Steps and seconds of a row after that of ``steps``, not before some time has passed."""
+        ends = time.perf_counter() + seconds
+        while time.perf_counter() < ends or (row := self.row())[0] <= steps:
+            time.sleep(0.1)
+        return row[:2]
 
     def kill(self) -> None:
         """End the process."""

@@ -144,7 +144,7 @@ def main() -> None:
     args = parser.parse_args()
     sizes = [f"algo.num_envs={args.num_envs}"] if args.num_envs else []
     cfg = compose([f"task={args.task}", *sizes, *args.overrides])
-    threads = cfg.training.resolve_threads(torch.device("cpu"))
+    threads = cfg.training.resolve_threads(torch.device("cpu"), cfg.algo.update_size())
     learning = Learning(cfg, threads[0])
     kinds = ["sync", "pipelined", *(["multi-async"] if args.multi_async else [])]
     warm_up = -(-2048 // cfg.algo.num_envs) + 20

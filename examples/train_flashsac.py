@@ -7,12 +7,15 @@ Settings and their defaults: unilab/conf/flashsac and unilab/settings.py; `--cfg
 
 from __future__ import annotations
 
+# First, as it sets how PyTorch's threads wait for each other.
+from unilab.conf.training_command import hydra_main
+
+# isort: split
 import torch
 
 from unilab.collectors import make_collector
 from unilab.conf.envs import make_eval_env, make_training_env
 from unilab.conf.flashsac import FlashSACAlgoCfg, FlashSACCfg
-from unilab.conf.training_command import hydra_main
 from unilab.data import RewardNormalizer, make_replay_buffer
 from unilab.envs import TorchEnv
 from unilab.modules import FlashSACCritic, FlashSACPolicy, build_actor
@@ -73,7 +76,7 @@ def train(cfg: FlashSACCfg) -> int:
     """Run one training; returns the exit code."""
     algo, training = cfg.algo, cfg.training
     device = training.resolve_device()
-    torch.set_num_threads(training.resolve_threads(device).learner)
+    torch.set_num_threads(training.resolve_threads(device, algo.update_size()).learner)
     torch.manual_seed(training.seed)
 
     eval_env = make_eval_env(cfg)

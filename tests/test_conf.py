@@ -155,6 +155,39 @@ def test_one_of_several_ranks_does_not_train_a_copy_of_its_own(monkeypatch, caps
     assert "WORLD_SIZE must be 1, got 2" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("command", "given", "spins"),
+    [
+        ("from unilab.cli import main; main(['train', 'task=go'])", {}, "1000"),
+        ("import unilab.examples.train_flashsac", {}, "1000"),
+        ("import unilab.examples.train_flashsac", {"GOMP_SPINCOUNT": "7"}, "7"),
+        ("import unilab.examples.train_flashsac", {"OMP_WAIT_POLICY": "active"}, "None"),
+    ],
+)
+def test_training_commands_choose_how_threads_wait_before_pytorch_is_imported(
+    command, given, spins
+):
+    program = f"""
+import os, sys
+
+class EndsBeforePytorch:
+    def find_spec(self, name, *rest):
+        if name == "torch":
+            sys.exit()
+
+sys.meta_path.insert(0, EndsBeforePytorch())
+try:
+    {command}
+finally:
+    print(os.environ.get("GOMP_SPINCOUNT"))
+"""
+    env = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=env | given
+    )
+    assert done.stdout.split()[-1] == spins, done.stderr
+
+
 @pytest.mark.slow
 def test_sweep_runs_each_job_and_writes_only_its_record(tmp_path):
     done = subprocess.run(

@@ -7,6 +7,7 @@ import os
 import pytest
 import torch
 
+from unilab.conf import compose
 from unilab.errors import ConfigError, PlacementError
 from unilab.settings import OffPolicyCfg, TrainingCfg
 
@@ -70,4 +71,22 @@ def test_threads_follow_cores_and_devices(monkeypatch, cores, omp, settings, dev
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if omp is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", omp)
-    assert TrainingCfg(**settings).resolve_threads(device) == threads
+    assert TrainingCfg(**settings).resolve_threads(device, 10**9) == threads
+
+
+@pytest.mark.parametrize(
+    ("overrides", "learner"),
+    [
+        (["task=pendulum_swingup"], 1),
+        (["task=cartpole_swingup"], 1),
+        (["task=go2_velocity_flat"], 1),
+        (["task=go2_velocity_flat", "training.num_threads=2"], 2),
+        (["task=dmc/walker-walk"], 2),
+        (["task=dmc/walker-walk", "algo.batch_size=4096"], 8),
+    ],
+)
+def test_small_networks_and_batches_use_one_thread(monkeypatch, overrides, learner):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    cfg = compose(overrides)
+    assert cfg.training.resolve_threads(CPU, cfg.algo.update_size()) == (learner, 8)

@@ -77,6 +77,11 @@ class OffPolicyCfg:
         return -(-frames // self.num_envs) * self.num_envs
 
 
+_THREAD_SIZE = 2**25
+"""Size of an update for each thread: below it, threads wait for each other longer than they
+compute. See benchmarks/bench_busy.py."""
+
+
 class Threads(NamedTuple):
     """Numbers of CPU threads."""
 
@@ -99,8 +104,8 @@ class TrainingCfg:
     """pipelined: environments step in a second process while the learner updates; sync: in turns;
     auto: pipelined if the learner is on an accelerator."""
     num_threads: Count | None = None
-    """CPU threads of the learner; null: as many as there are cores, at most OMP_NUM_THREADS, and 1
-    if pipelined on CUDA."""
+    """CPU threads of the learner; null: by the size of networks and batch, at most as many as there
+    are cores and OMP_NUM_THREADS, and 1 if pipelined on CUDA."""
     run_dir: str | None = None
     """Folder of this run; null: ``<log_root>/<task>/<timestamp>_seed<seed>``."""
     log_root: str = "runs"
@@ -159,11 +164,14 @@ class TrainingCfg:
             return "sync" if device.type == "cpu" else "pipelined"
         return self.collector
 
-    def resolve_threads(self, device: torch.device) -> Threads:
+    def resolve_threads(self, device: torch.device, update_size: int = _THREAD_SIZE) -> Threads:
         """CPU threads for a learner on ``device``.
 
-        All cores for both if both compute on the CPU, also when they overlap: neither keeps them
-        busy all the time. All but one for physics beside a learner on an accelerator.
+        Physics takes all cores, also when it overlaps with a learner on the CPU, and all but the
+        learner's beside a learner on an accelerator.
+
+        Args:
+            update_size: rows of a batch times weights of the critic's hidden layers.
         """
         affinity = getattr(os, "sched_getaffinity", None)  # in a container fewer than there are
         cores = len(affinity(0)) if affinity else os.cpu_count() or 1
@@ -172,4 +180,5 @@ class TrainingCfg:
             return Threads(learner, max(1, cores - learner))
         wanted = os.environ.get("OMP_NUM_THREADS", "")
         limit = int(wanted) if wanted.isdecimal() else cores
-        return Threads(self.num_threads or max(1, min(cores, limit)), cores)
+        useful = update_size // _THREAD_SIZE
+        return Threads(self.num_threads or max(1, min(cores, limit, useful)), cores)

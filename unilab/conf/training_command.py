@@ -21,6 +21,11 @@ from unilab.conf.algorithms import algorithm
 from unilab.errors import ConfigError, first_line
 from unilab.output import exit_code
 
+# PyTorch's OpenMP threads spin for milliseconds while they wait for each other, on cores that other
+# programs or the late thread could use. GNU's OpenMP reads this when PyTorch is imported.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
 
 def hydra_main(train: Callable[[Any], int], cfg: type) -> Callable[[], None]:
     """Make a training function a command.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import time
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -22,6 +23,7 @@ from unilab.modules.layers import UnitLinear, check_at_least
 from unilab.objectives import FlashSACLoss
 from unilab.objectives.functional import learning_rate
 from unilab.trainers.compilation import CompiledOrEager, Step, capture, matmul_dtype, use_cuda_graph
+from unilab.trainers.slow_updates import SlowUpdates
 from unilab.trainers.state_check import semantics_problem, state_problem
 
 _AUX = "loss_aux_"
@@ -91,6 +93,7 @@ class FlashSACLearner:
         self.loss = loss
         self.actor_update_period = actor_update_period
         self.update_count = 0
+        self._on_cpu, self._slow_updates = device.type == "cpu", SlowUpdates()
         self._sync_gradients = sync_gradients
         self._rate = partial(
             learning_rate,
@@ -142,6 +145,7 @@ class FlashSACLearner:
             (of the latest actor step), ``loss_qvalue``, ``q_mean``, ``q_clipped``, ``alpha``. The
             device is not synchronised, but for a look at ``q_clipped`` in every 1000th update.
         """
+        began = time.perf_counter()
         with timeit("update"):
             if self.update_count % self.actor_update_period == 0:
                 self._actor_metrics = self._actor_step(tensordict)
@@ -153,7 +157,10 @@ class FlashSACLearner:
             self.update_count += 1
             if self.update_count % _LOOK_INTERVAL == 0 and "q_clipped" in critic_metrics:
                 self._check_clipped(critic_metrics["q_clipped"].item())
-            return TensorDict({**self._actor_metrics, **critic_metrics, "alpha": self.loss.alpha})
+            metrics = {**self._actor_metrics, **critic_metrics, "alpha": self.loss.alpha}
+        if self._on_cpu:
+            self._slow_updates.add(time.perf_counter() - began)
+        return TensorDict(metrics)
 
     def _check_clipped(self, share: float) -> None:
         """Warns once, when two looks in a row find much of the target's mass clipped."""

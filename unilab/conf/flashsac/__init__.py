@@ -95,6 +95,11 @@ class FlashSACAlgoCfg(OffPolicyCfg):
     algo_params: FlashSACParamsCfg = field(default_factory=FlashSACParamsCfg)
     """Networks, loss and optimizers."""
 
+    def update_size(self) -> int:
+        """Rows of a batch times weights of the critic's hidden layers, for the threads."""
+        params = self.algo_params
+        return self.batch_size * params.critic_num_blocks * params.critic_hidden_dim**2
+
 
 @dataclass(frozen=True, kw_only=True)
 class FlashSACCfg:

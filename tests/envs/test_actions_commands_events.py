@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 from itertools import pairwise
 
+import mujoco
 import numpy as np
 import pytest
 import torch
@@ -333,11 +334,92 @@ def test_entity_whose_joints_are_no_block_of_hinges_is_refused(tmp_path, bodies,
         ManagerBasedRlEnv(twins_cfg(tmp_path, scene=scene), num_envs=1)
 
 
-def test_entity_without_joints_has_a_root_and_bodies(tmp_path):
+def ball_scene(folder, quat="1 0 0 0"):
+    """The twins, and a ball with this home orientation."""
     ball = '<body name="ball" pos="0 9 1"><freejoint/><geom size="0.1" mass="1"/></body>'
-    path = tmp_path / "ball.xml"
+    path = folder / "ball.xml"
     xml = TWINS_XML.replace("</worldbody>", f"{ball}</worldbody>")
-    path.write_text(xml.replace('qpos="0.3 0.2"', 'qpos="0.3 0.2 0 9 1 1 0 0 0"'))
+    path.write_text(xml.replace('qpos="0.3 0.2"', f'qpos="0.3 0.2 0 9 1 {quat}"'))
+    scene = twins_cfg(folder).scene
+    entities = {**scene.entities, "ball": EntityCfg(root_body="ball")}
+    return replace(scene, model=str(path), entities=entities)
+
+
+def test_a_turned_root_turns_about_the_axes_of_its_home_pose(tmp_path):
+    """As in mjlab and Isaac Lab: home first, then the offset."""
+    turned = {"pose_range": {"yaw": (0.5, 0.5)}, "velocity_range": {}}
+    params = {**turned, "asset_cfg": SceneEntityCfg("ball")}
+    event = EventTermCfg(func=mdp.reset_root_state_uniform, mode="reset", params=params)
+    scene = ball_scene(tmp_path, quat="0.6 0.8 0 0")
+    env = twins(tmp_path, scene=scene, events={"turned": event})
+    env.reset()
+    expected = np.zeros(4)
+    yaw = np.array([math.cos(0.25), 0.0, 0.0, math.sin(0.25)])
+    mujoco.mju_mulQuat(expected, np.array([0.6, 0.8, 0.0, 0.0]), yaw)
+    quat = env.backend.get_state_views()["qpos"][0, 5:]
+    np.testing.assert_allclose(quat, expected, atol=1e-6)
+
+
+BAD_RESETS = {
+    "'twins' is fixed": (mdp.reset_root_state_uniform, "twins"),
+    "'ball' has no joints": (mdp.reset_joints_by_offset, "ball"),
+}
+
+
+@pytest.mark.parametrize("named", BAD_RESETS)
+def test_reset_of_what_an_entity_lacks_is_refused(tmp_path, named):
+    func, entity = BAD_RESETS[named]
+    params = {
+        "twins": {"pose_range": {}, "velocity_range": {}},
+        "ball": {"position_range": (0.0, 1.0), "velocity_range": (0.0, 0.0)},
+    }[entity]
+    params["asset_cfg"] = SceneEntityCfg(entity)
+    event = EventTermCfg(func=func, mode="reset", params=params)
+    with pytest.raises(CapabilityError, match=f"'bad'.*{named}"):
+        twins(tmp_path, scene=ball_scene(tmp_path), events={"bad": event})
+
+
+def test_interval_longer_than_an_episode_is_warned_of(tmp_path):
+    event = EventTermCfg(func=kick, mode="interval", interval_range_s=(0.2, 0.3))
+    with pytest.warns(UserWarning, match="'late'.*interval_range_s"):
+        twins(tmp_path, events={"late": event})
+
+
+def kick(env, env_ids):
+    pos = env.scene["twins"].data.joint_pos[env_ids]
+    env.scene["twins"].write_joint_state(pos, torch.full_like(pos, 0.25))
+
+
+def test_step_event_runs_in_every_step_for_all(tmp_path):
+    env = twins(tmp_path, events={"kick": EventTermCfg(func=kick, mode="step")})
+    root = env.reset()
+    for _ in range(3):
+        root = env.step(act(env, root))["next"]
+        assert (root["obs"][:, 2:] == 0.25).all()
+
+
+def test_reset_events_see_what_the_curriculum_changed(tmp_path):
+    """As in mjlab and Isaac Lab: the curriculum runs first."""
+    level = torch.zeros(())
+
+    def harder(env, env_ids):
+        level.add_(1.0)
+
+    def place(env, env_ids):
+        pos = level.expand(len(env_ids), 2)
+        env.scene["twins"].write_joint_state(pos, torch.zeros_like(pos))
+
+    env = twins(
+        tmp_path,
+        events={"place": EventTermCfg(func=place, mode="reset")},
+        curriculum={"harder": CurriculumTermCfg(func=harder)},
+    )
+    level.zero_()
+    env.reset()
+    assert (env.backend.get_state_views()["qpos"] == 1.0).all()
+
+
+def test_entity_without_joints_has_a_root_and_bodies(tmp_path):
     on_ball = {"asset_cfg": SceneEntityCfg("ball", body_names="ball")}
     thrown = {"pose_range": {"z": (1.0, 2.0)}, "velocity_range": {}, **on_ball}
     heavy = {"mass_distribution_params": (2.0, 3.0), "operation": "scale", **on_ball}
@@ -345,9 +427,7 @@ def test_entity_without_joints_has_a_root_and_bodies(tmp_path):
         "thrown": EventTermCfg(func=mdp.reset_root_state_uniform, mode="reset", params=thrown),
         "heavy": EventTermCfg(func=mdp.randomize_rigid_body_mass, mode="reset", params=heavy),
     }
-    scene = twins_cfg(tmp_path).scene
-    entities = {**scene.entities, "ball": EntityCfg(root_body="ball")}
-    scene = replace(scene, model=str(path), entities=entities)
+    scene = ball_scene(tmp_path)
 
     def with_observation(func):
         term = ObservationTermCfg(func=func, params=on_ball)

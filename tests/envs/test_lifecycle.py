@@ -308,3 +308,8 @@ def test_inference_mode_of_the_caller_does_not_matter(tmp_path, inside):
                 shown.append(env.reset(env_ids=torch.tensor([i % 4]))["obs"].clone())
         rollouts.append(torch.stack(shown))
     assert torch.equal(*rollouts)
+
+
+@pytest.mark.parametrize(("seconds", "steps"), [(0.1, 5), (0.101, 6), (0.014, 1), (1.1, 55)])
+def test_episode_length_is_rounded_up_to_whole_steps(tmp_path, seconds, steps):
+    assert twins(tmp_path, episode_length_s=seconds).max_episode_length == steps

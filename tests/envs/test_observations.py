@@ -140,3 +140,19 @@ def test_c18_all_terms_share_one_packet():
     env = unilab.make("go2_velocity_flat", num_envs=2, seed=0, overrides={"num_threads": 1})
     # Positions and velocities lie side by side in memory; torques and the feet's sensors do not.
     assert env.scene.plan.packet.shape == (2, 19 + 18 + 12 + 4 * (1 + 3))
+
+
+def test_looking_at_observations_advances_nothing(tmp_path):
+    noise = UniformNoiseCfg(n_min=-1.0, n_max=1.0)
+    pos = replace(POS, noise=noise, delay_max_lag=2, history_length=3)
+    obs = ObservationGroupCfg(terms={"pos": pos}, enable_corruption=True)
+    env, other = (twins(tmp_path, observations={"obs": obs}) for _ in range(2))
+    for each in (env, other):
+        root = each.reset()
+        for _ in range(7):
+            if each is env:
+                seen = env.observation_manager.compute()["obs"]
+                assert torch.equal(seen, root["obs"])
+                seen.zero_()
+            _, root = each.step_and_maybe_reset(act(each, root, 0.3))
+    assert torch.equal(env.obs_buf["obs"], other.obs_buf["obs"])

@@ -327,3 +327,36 @@ def test_gains_that_differ_from_the_stiffness_cannot_be_varied(tmp_path):
     vary = event(mdp.randomize_actuator_gains, asset_cfg=first)
     with pytest.raises(CapabilityError, match=r"'bad'.*first_motor"):
         twins(tmp_path, scene=replace(twins_cfg(tmp_path).scene, model=model), events={"bad": vary})
+
+
+def test_ids_of_one_body_vary_that_body_alone():
+    base = SceneEntityCfg("robot", body_ids=[1])
+    event_cfg = event(
+        mdp.randomize_rigid_body_mass,
+        mass_distribution_params=(1.0, 2.0),
+        operation="add",
+        asset_cfg=base,
+    )
+    env = go2(events={"payload": event_cfg})
+    env.reset()
+    mass = env.backend.expand("body_mass")
+    changed = (mass != torch.from_numpy(env.backend.mj_model.body_mass)).any(0)
+    assert changed.nonzero().flatten().tolist() == [1]
+
+
+def test_gains_are_drawn_at_the_joint(tmp_path):
+    """With a gear, an absolute stiffness is the joint's."""
+    xml = TWINS_XML.replace('<motor name="first_motor"', '<position gear="2" name="first_motor"')
+    (tmp_path / "geared.xml").write_text(xml)
+    cfg = twins_cfg(tmp_path)
+    first = SceneEntityCfg("twins", actuator_names=("first_motor",))
+    gains = event(
+        mdp.randomize_actuator_gains,
+        stiffness_distribution_params=(8.0, 8.0),
+        operation="abs",
+        asset_cfg=first,
+    )
+    scene = replace(cfg.scene, model=str(tmp_path / "geared.xml"))
+    env = ManagerBasedRlEnv(replace(cfg, scene=scene, events={"gains": gains}), num_envs=2, seed=0)
+    env.reset()
+    assert env.backend.expand("actuator_gainprm")[:, 0, 0].tolist() == [2.0, 2.0]  # 8 / gear^2

@@ -189,3 +189,11 @@ def test_weight_of_a_term_can_be_changed(tmp_path):
     ):
         with pytest.raises(ConfigError, match=named):
             env.reward_manager.set_weight(name, weight)
+
+
+def test_joints_without_limits_are_never_past_them(tmp_path):
+    env = twins(tmp_path, rewards={"limits": term(mdp.joint_pos_limits, **ON_TWINS)})
+    second = SceneEntityCfg("twins", joint_names=("second",))
+    free = twins(tmp_path, rewards={"limits": term(mdp.joint_pos_limits, asset_cfg=second)})
+    assert drive(env, 3)["next", "reward"].isfinite().all()
+    assert not drive(free, 3)["next", "reward"].any()

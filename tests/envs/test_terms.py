@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from envs.tables import ON_TWINS, TWINS, CommandOf, act, drive, twins, twins_cfg
+from envs.tables import ON_TWINS, TWINS, CommandOf, act, drive, go2, twins, twins_cfg
 
 from unilab.envs import (
     CurriculumTermCfg,
@@ -170,6 +170,44 @@ def test_term_that_does_not_fit_is_refused(tmp_path, what):
         twins(tmp_path, **observed(func, params=params))
 
 
+IDS = {
+    "joint_ids": ([2], "joint_ids.*2"),
+    "body_ids": ([0], "body_ids.*0"),  # the world
+    "geom_ids": ([-1], "geom_ids.*-1"),
+    "actuator_ids": (slice(5, 6), "actuator_ids.*5"),
+}
+
+
+@pytest.mark.parametrize("ids", IDS)
+def test_ids_that_are_not_the_entitys_are_refused(tmp_path, ids):
+    value, named = IDS[ids]
+    cfg = SceneEntityCfg("twins", **{ids: value})
+    with pytest.raises(ConfigError, match=f"'bad'.*{named}"):
+        twins(tmp_path, **observed(mdp.joint_pos_rel, params={"asset_cfg": cfg}))
+
+
+def test_ids_that_contradict_the_names_are_refused(tmp_path):
+    cfg = SceneEntityCfg("twins", joint_names=("first",), joint_ids=[1])
+    with pytest.raises(ConfigError, match=r"'bad'.*joint_ids.*\[0\].*\[1\]"):
+        twins(tmp_path, **observed(mdp.joint_pos_rel, params={"asset_cfg": cfg}))
+
+
+@pytest.mark.parametrize("ids", [[1], torch.tensor([1]), slice(1, None), (1,)])
+def test_ids_select_as_names_do(tmp_path, ids):
+    given = SceneEntityCfg("twins", joint_ids=ids, body_ids=[3])
+    named = SceneEntityCfg("twins", joint_names=("second",), body_names=("second",))
+    terms = {
+        name: ObservationTermCfg(func=mdp.joint_pos_rel, params={"asset_cfg": cfg})
+        for name, cfg in (("given", given), ("named", named))
+    }
+    env = twins(tmp_path, observations={"obs": ObservationGroupCfg(terms=terms)})
+    given, named = (env.observation_manager.get_term("obs", n).params["asset_cfg"] for n in terms)
+    for part in ("joint_ids", "body_ids", "geom_ids", "actuator_ids"):
+        assert torch.equal(getattr(given, part), getattr(named, part)), part
+    data = drive(env, 3)["obs"]
+    assert torch.equal(data[..., 0], data[..., 1])
+
+
 def test_entities_within_a_parameter_are_resolved(tmp_path):
     def first_of(env, cfgs):
         entity = cfgs["of"][0]
@@ -316,6 +354,61 @@ def test_output_of_another_kind_later_names_the_term(tmp_path, kind, first, late
 def test_declared_read_may_come_later(tmp_path):
     term = RewardTermCfg(func=declared, weight=1.0, params={"sensor": "tip_pos"})
     drive(twins(tmp_path, rewards={"r": term}), 3)
+
+
+def doubled(env, env_ids=None):
+    return env.scene["twins"].data.joint_pos.mul_(2.0).sum(1)
+
+
+def zeroed(env, env_ids=None):
+    env.scene["twins"].data.joint_vel[env_ids] = 0.0
+
+
+def moved(env, env_ids=None):
+    return env.scene.sensor("tip_pos").add_(1.0).sum(1)
+
+
+def squashed(env, env_ids=None):
+    return env.action_manager.action.clamp_(-0.5, 0.5).sum(1)
+
+
+WRITES = {
+    "reward": (doubled, r"twins\.data\.joint_pos"),
+    "metrics": (moved, "tip_pos"),
+    "command metric": (doubled, r"twins\.data\.joint_pos"),
+    "recorder": (squashed, "the action"),
+    "reset event": (zeroed, r"twins\.data\.joint_vel"),
+    "interval event": (zeroed, r"twins\.data\.joint_vel"),
+}
+
+
+@pytest.mark.parametrize("kind", WRITES)
+def test_term_that_writes_to_what_it_reads_is_refused(tmp_path, kind):
+    """Terms after it would read something else."""
+    func, named = WRITES[kind]
+    with pytest.raises(ConfigError, match=f"'bad'.*{named}"):
+        twins(tmp_path, **KINDS[kind](func))
+
+
+@pytest.mark.parametrize("field", ["root_lin_vel_b", "projected_gravity_b"])
+def test_term_that_writes_to_a_computed_field_is_refused(field):
+    def term(env):
+        return getattr(env.scene["robot"].data, field).mul_(2.0).sum(1)
+
+    with pytest.raises(ConfigError, match=rf"'bad'.*robot\.data\.{field}"):
+        go2(rewards={"bad": RewardTermCfg(func=term, weight=1.0)})
+
+
+def test_term_that_writes_later_faults_the_environment(tmp_path):
+    def term(env):
+        velocity = env.scene["twins"].data.joint_vel
+        return (velocity.mul_(2.0) if env.common_step_counter > 1 else velocity).sum(1)
+
+    env = twins(tmp_path, **KINDS["reward"](term))
+    root = act(env, env.reset())
+    env.step(root)
+    with pytest.raises(ConfigError, match="reward term 'bad'"):
+        env.step(root)
 
 
 class Early(ManagerTermBase):

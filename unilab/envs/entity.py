@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from unilab.envs.transaction import Transaction
 
 Patterns = str | Sequence[str]
+Ids = Any  # Tensor | Sequence[int] | slice, which terms index with
 _ALL = (".*",)
 
 DERIVED_FIELDS = {
@@ -43,7 +44,9 @@ class EntityCfg:
 class SceneEntityCfg:
     """An entity, or some of its parts, as a parameter of a term.
 
-    Patterns are regular expressions, one or several, each matched against whole names.
+    Patterns are regular expressions, one or several, each matched against whole names. Ids
+    (tensors, lists, slices) select among the parts that the patterns match, by default all. The
+    scene checks them, and fills in the ids of all selected parts, as tensors.
     """
 
     name: str = "robot"
@@ -54,13 +57,13 @@ class SceneEntityCfg:
     """None selects all geoms of the bodies, named or not."""
     actuator_names: Patterns | None = None
     """None selects all actuators of the joints."""
-    joint_ids: Tensor | slice = field(default_factory=lambda: slice(None))
-    """Columns of the entity's joint tensors. The scene fills in this and the fields below."""
-    body_ids: Tensor | slice = field(default_factory=lambda: slice(None))
+    joint_ids: Ids = field(default_factory=lambda: slice(None))
+    """Columns of the entity's joint tensors."""
+    body_ids: Ids = field(default_factory=lambda: slice(None))
     """Body ids in the model."""
-    geom_ids: Tensor | slice = field(default_factory=lambda: slice(None))
+    geom_ids: Ids = field(default_factory=lambda: slice(None))
     """Geom ids in the model."""
-    actuator_ids: Tensor | slice = field(default_factory=lambda: slice(None))
+    actuator_ids: Ids = field(default_factory=lambda: slice(None))
     """Actuator ids in the model."""
 
     def joints_of(self, value: Tensor) -> Tensor:
@@ -94,6 +97,8 @@ class EntityData:
         undeclared: Callable[[str], Tensor],
     ) -> None:
         self._cache: dict[str, Tensor] = {}
+        self._versions: dict[str, int] | None = None
+        """PyTorch's versions of the computed fields, while the scene records reads."""
         self._undeclared = undeclared
         home = [float(backend.default_qpos[j.qpos.start]) for j in joints]
         self.default_joint_pos = torch.tensor(home, dtype=torch.float32, device=device)
@@ -128,9 +133,19 @@ class EntityData:
         """Compute a field from others, once a phase."""
         value = self._cache.get(name)
         if value is None:
-            value = function(*(getattr(self, field) for field in DERIVED_FIELDS[name]))
+            fields = [getattr(self, field) for field in DERIVED_FIELDS[name]]
+            if self._versions is None:
+                value = function(*fields)
+            else:
+                with torch.inference_mode(False), torch.no_grad():  # inference tensors have none
+                    value = function(*fields)
+                self._versions[name] = value._version
             self._cache[name] = value
         return value
+
+    def written(self) -> list[str]:
+        """Computed fields that were written to since they were first read."""
+        return [k for k, v in (self._versions or {}).items() if self._cache[k]._version != v]
 
 
 class Entity:
@@ -240,7 +255,7 @@ class Entity:
 
     def write_root_pose(self, pos: Tensor, quat: Tensor) -> None:
         """Stage the root's pose: ``[n, 3]`` m, world frame; ``[n, 4]``, of any length but 0."""
-        root = self._staged().qpos[:, self._root().qpos]
+        root = self._staged().qpos[:, self.require_root().qpos]
         _check_shape("root position", pos, root[:, :3])
         _check_shape("root quaternion", quat, root[:, 3:])
         length = quat.norm(dim=1, keepdim=True)
@@ -248,19 +263,21 @@ class Entity:
 
     def write_root_velocity(self, lin_vel_w: Tensor, ang_vel_b: Tensor) -> None:
         """Stage the root's velocity ``[n, 3]``: m/s, world frame, and rad/s, body frame."""
-        root = self._staged().qvel[:, self._root().qvel]
+        root = self._staged().qvel[:, self.require_root().qvel]
         _check_shape("root linear velocity", lin_vel_w, root[:, :3])
         _check_shape("root angular velocity", ang_vel_b, root[:, 3:])
         root[:, :3], root[:, 3:] = lin_vel_w, ang_vel_b
 
     def staged_root_velocity(self) -> Tensor:
         """``[n, 6]``, the root's velocity with the writes so far, as in the write."""
-        return self._staged().qvel[:, self._root().qvel]
+        return self._staged().qvel[:, self.require_root().qvel]
 
     def write_joint_state(
         self, pos: Tensor, vel: Tensor, joint_ids: Tensor | slice = slice(None)
     ) -> None:
         """Stage joints, ``[n, joints]`` rad and rad/s; ``joint_ids`` are the entity's columns."""
+        if not self.joints:
+            raise CapabilityError(f"entity {self.name!r} has no joints to write")
         staged = self._staged()
         qpos = staged.qpos[:, self.joints[0].qpos.start : self.joints[-1].qpos.stop]
         qvel = staged.qvel[:, self.joints[0].qvel.start : self.joints[-1].qvel.stop]
@@ -269,7 +286,8 @@ class Entity:
         _check_shape("joint velocity", vel, chosen)
         qpos[:, joint_ids], qvel[:, joint_ids] = pos.to(qpos), vel.to(qvel)
 
-    def _root(self) -> JointInfo:
+    def require_root(self) -> JointInfo:
+        """The free root joint; a fixed entity is a CapabilityError."""
         if self.root_joint is None:
             raise CapabilityError(f"entity {self.name!r} is fixed: it has no root state to write")
         return self.root_joint

@@ -28,7 +28,7 @@ from unilab.envs.managers.term_state import StateSnapshot, load_state, save_stat
 from unilab.envs.managers.termination import TerminationManager, TerminationTermCfg
 from unilab.envs.nan_guard import NanGuard, NanGuardCfg
 from unilab.envs.scene import EntityScene, SceneCfg
-from unilab.envs.torch_env import OwnSettings, TorchEnv
+from unilab.envs.torch_env import OwnSettings, TorchEnv, control_steps
 from unilab.errors import CapabilityError, ConfigError, NonFiniteError
 
 _logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class ManagerBasedRlEnvCfg:
     decimation: Count
     """Physics substeps of one control step."""
     episode_length_s: Positive
-    """Seconds until an episode may time out."""
+    """Seconds until an episode may time out, rounded up to whole control steps."""
     actions: dict[str, ActionTermCfg]
     observations: dict[str, ObservationGroupCfg]
     """``obs`` and, for an asymmetric critic, ``critic``."""
@@ -108,7 +108,7 @@ class ManagerBasedRlEnv(TorchEnv):
         super().__init__(num_envs=num_envs, device=device, seed=seed, staggered=staggered)
         self.backend = backend
         self.step_dt = cfg.decimation * backend.timestep
-        self.max_episode_length = max(1, round(cfg.episode_length_s / self.step_dt))
+        self.max_episode_length = control_steps(cfg.episode_length_s, self.step_dt)
         self.scene = EntityScene(cfg.scene, backend, self.device)
         self.terms: list[Term] = []
         """The bound terms, in the order of construction."""

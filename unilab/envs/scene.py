@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -18,6 +18,11 @@ from unilab.envs.entity import DERIVED_FIELDS, Entity, EntityCfg, SceneEntityCfg
 from unilab.envs.nonfinite import MAX_VALUE, is_finite, is_within, non_finite
 from unilab.envs.transaction import StagedWrite, State, Transaction
 from unilab.errors import ConfigError, NonFiniteError, did_you_mean
+
+NO_WRITE = (
+    "must not be written to by a term that reads it, because other terms read it too: use x * 2 in "
+    "place of x.mul_(2), or clone it first"
+)
 
 Read = tuple[str, str]
 """An entity and one of its fields, or an empty string and a sensor."""
@@ -36,6 +41,22 @@ class SceneCfg:
     model's zero pose."""
 
 
+def _read_name(read: Read) -> str:
+    entity, name = read
+    return f"{entity}.data.{name}" if entity else f"sensor {name!r}"
+
+
+def _checked_ids(what: str, ids: Any, size: int, own: list[int]) -> list[int]:
+    """Ids of parts as a list: distinct, and of the entity's ``own`` parts."""
+    if isinstance(ids, slice):
+        found = list(range(size))[ids]
+    else:
+        found = torch.as_tensor(ids).reshape(-1).tolist()
+    if not found or len(set(found)) < len(found) or not set(found) <= set(own):
+        raise ConfigError(f"{what} must be distinct ids among {own}, got {ids}")
+    return found
+
+
 class EntityScene:
     """The entities of a model and the one packet that all terms read from.
 
@@ -50,6 +71,10 @@ class EntityScene:
         self._declared: dict[Read, None] = {}
         self._recorded: dict[Read, None] | None = None
         self._dry_plans: dict[Read, HostBridgeTransferPlan] = {}
+        self._versions: dict[Read, int] = {}
+        """PyTorch's versions of what was read in a first call."""
+        self.packet = torch.zeros(0)
+        """What the terms read; its version changes when one of them writes to it."""
         self._sensor_columns: dict[str, Tensor] = {}
         self.plan: HostBridgeTransferPlan
         """The compiled reads, with their transfer counts."""
@@ -79,20 +104,24 @@ class EntityScene:
             ) from None
 
     def resolve(self, cfg: SceneEntityCfg) -> SceneEntityCfg:
-        """Turn patterns of names into ids."""
-        entity = self[cfg.name]
-        joints = entity.find_joints(cfg.joint_names)
-        bodies = entity.find_bodies(cfg.body_names)
-        found = {
-            "body_ids": bodies,
-            "geom_ids": entity.find_geoms(cfg.geom_names, bodies),
-            "actuator_ids": entity.find_actuators(cfg.actuator_names, joints),
-        }
-        ids: dict[str, Any] = {
-            k: torch.tensor(v, dtype=torch.int64, device=self._device) for k, v in found.items()
-        }
-        if cfg.joint_names != (".*",):
-            ids["joint_ids"] = torch.tensor(joints, device=self._device)
+        """Turn patterns of names into ids, and check ids that were given."""
+        entity, model = self[cfg.name], self._backend
+        ids: dict[str, Any] = {}
+
+        def find(what: str, size: int, search: Callable[[Any], list[int]]) -> list[int]:
+            names, chosen = getattr(cfg, f"{what}_names"), getattr(cfg, f"{what}_ids")
+            found = search(names)
+            if not (isinstance(chosen, slice) and chosen == slice(None)):
+                found = _checked_ids(f"{what}_ids of {cfg.name!r}", chosen, size, found)
+            ids[f"{what}_ids"] = torch.tensor(found, dtype=torch.int64, device=self._device)
+            return found
+
+        joints = find("joint", len(entity.joints), entity.find_joints)
+        bodies = find("body", len(model.bodies), entity.find_bodies)
+        find("geom", len(model.geoms), lambda names: entity.find_geoms(names, bodies))
+        find("actuator", len(model.actuators), lambda n: entity.find_actuators(n, joints))
+        if joints == list(range(len(entity.joints))):
+            ids["joint_ids"] = slice(None)
         return replace(cfg, **ids)
 
     def declare(self, entity: str, name: str) -> None:
@@ -109,13 +138,29 @@ class EntityScene:
 
     @contextmanager
     def recording(self) -> Iterator[dict[Read, None]]:
-        """Declare every field and sensor that is read in the block, and collect them."""
+        """Declare every field and sensor that is read in the block, and collect them.
+
+        A write to one of them is an error.
+        """
         self._changed()
-        self._recorded = {}
+        self._recorded, self._versions = {}, {}
+        for entity in self.entities.values():
+            entity.data._versions = {}
         try:
             yield self._recorded
+            written = [
+                _read_name(key)
+                for key, version in self._versions.items()
+                if self._dry_plans[key].packet._version != version
+            ]
+            for name, entity in self.entities.items():
+                written += [_read_name((name, field)) for field in entity.data.written()]
+            if written:
+                raise ConfigError(f"{', '.join(written)} {NO_WRITE}")
         finally:
             self._recorded = None
+            for entity in self.entities.values():
+                entity.data._versions = None
             self._changed()
 
     @property
@@ -126,7 +171,7 @@ class EntityScene:
     def _read_dry(self, entity: str, name: str) -> Tensor:
         """Read one field or sensor while it is not in the packet: a first call's read."""
         key = (entity, name)
-        what = f"{entity}.data.{name}" if entity else f"sensor {name!r}"
+        what = _read_name(key)
         if self._compiled:
             raise ConfigError(
                 f"{what} must be read by some term when the environment is built, got its first "
@@ -144,7 +189,11 @@ class EntityScene:
                 self._dry_plans[key] = self._backend.compile_host_bridge_io(
                     [self._source(key)], self._device
                 )
-        return self._dry_plans[key].read()
+        packet = self._dry_plans[key].packet
+        if key not in self._versions:  # each read writes to it
+            self._dry_plans[key].read()
+            self._versions[key] = packet._version
+        return packet
 
     def _source(self, read: Read) -> Source:
         entity, name = read
@@ -154,7 +203,7 @@ class EntityScene:
         """Freeze the union of what is read into one packet, and read it."""
         sources = [self._source(key) for key in self._declared]
         self.plan = self._backend.compile_host_bridge_io(sources, self._device)
-        self._compiled = True
+        self._compiled, self.packet = True, self.plan.packet
         for (entity, name), cols in zip(self._declared, self.plan.columns, strict=True):
             fields = vars(self[entity].data) if entity else self._sensor_columns
             fields[name] = self.plan.packet[:, cols]
@@ -168,6 +217,10 @@ class EntityScene:
         """Current values of a sensor, ``[num_envs, width]``."""
         value = self._sensor_columns.get(name)
         return self._read_dry("", name) if value is None else value
+
+    def refuse_write(self, label: str) -> NoReturn:
+        """Raise the error for a term that wrote to the packet."""
+        raise ConfigError(f"{label}: what it reads {NO_WRITE}")
 
     def read(self) -> None:
         """One packed read of every environment; terms see the new values."""

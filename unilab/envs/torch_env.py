@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import time
 from abc import abstractmethod
@@ -59,6 +60,11 @@ class OwnSettings(ContextDecorator):
             torch.set_default_dtype(dtype)
         if self._one_thread:
             torch.set_num_threads(num_threads)
+
+
+def control_steps(seconds: float, step_dt: float) -> int:
+    """Whole control steps of a duration, rounded up."""
+    return max(1, math.ceil(seconds / step_dt - 1e-6))  # 1.1 / 0.1 is a little above 11
 
 
 @dataclass

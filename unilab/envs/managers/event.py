@@ -1,7 +1,8 @@
-"""Events: writes to the simulation at startup, at a reset and from time to time."""
+"""Events: writes to the simulation at startup, at a reset, in every step or from time to time."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,10 +28,12 @@ class EventTermCfg(TermCfg):
     staged, checked as a whole and committed once.
     """
 
-    mode: Literal["startup", "reset", "interval"]
-    """startup: once, for all; reset: when episodes begin; interval: from time to time."""
+    mode: Literal["startup", "reset", "interval", "step"]
+    """startup: once, for all; reset: when episodes begin; interval: from time to time; step: in
+    every control step, for all."""
     interval_range_s: tuple[float, float] | None = None
-    """Seconds between two events of one environment, uniform; for mode ``interval`` only."""
+    """Seconds between two events of one environment, uniform; for mode ``interval`` only. Each
+    episode begins a new interval."""
 
     def __post_init__(self) -> None:
         check_fields(self, "event")
@@ -52,14 +55,26 @@ class EventManager:
 
     def __init__(self, cfg: Mapping[str, EventTermCfg], env: ManagerBasedRlEnv) -> None:
         self._env = env
-        self._terms: dict[str, list[Term]] = {"startup": [], "reset": [], "interval": []}
+        self._terms: dict[str, list[Term]] = {
+            "startup": [],
+            "reset": [],
+            "interval": [],
+            "step": [],
+        }
         self._countdowns: list[Countdown] = []
         for name, term in cfg.items():
             bound = bind_term(env, "event", name, term, leading=2)
             self._terms[term.mode].append(bound)
             if term.interval_range_s is not None:
+                lasts, least = env.max_episode_length * env.step_dt, term.interval_range_s[0]
+                if least > lasts + 1e-6:
+                    warnings.warn(
+                        f"{bound.label} never happens: its interval_range_s begins at {least:g} s, "
+                        f"each episode begins a new interval and lasts {lasts:g} s at most",
+                        stacklevel=2,
+                    )
                 self._countdowns.append(Countdown(term.interval_range_s, env))
-        all_rows = torch.arange(env.num_envs, device=env.device)
+        self._all_rows = all_rows = torch.arange(env.num_envs, device=env.device)
         for bound in self._terms["startup"]:
             with self._writing(bound, all_rows):
                 bound.dry_run(env, all_rows)
@@ -74,7 +89,7 @@ class EventManager:
                 for term in self._terms["reset"]:
                     term.dry_run(env, rows)
                     scene.staged.validate(term.label)
-            for term in self._terms["interval"]:
+            for term in (*self._terms["step"], *self._terms["interval"]):
                 scene.stage_current(rows)
                 term.dry_run(env, rows)
                 scene.staged.validate(term.label)
@@ -100,21 +115,22 @@ class EventManager:
             countdown.restart(rows)
 
     def interval(self) -> None:
-        """Run the interval events that are due.
+        """Run the step events, and the interval events that are due.
 
         A row whose physics diverged is left alone: its episode ends with this step.
         """
         scene = self._env.scene
+        due = [(term, self._all_rows) for term in self._terms["step"]]
         for term, countdown in zip(self._terms["interval"], self._countdowns, strict=True):
             rows = countdown.advance()
-            if rows is None:
-                continue
-            countdown.restart(rows)
+            if rows is not None:
+                countdown.restart(rows)
+                due.append((term, rows))
+        for term, rows in due:
             rows = rows[~scene.diverged[rows]]
-            if not rows.shape[0]:
-                continue
-            with self._writing(term, rows):
-                term(self._env, rows)
+            if rows.shape[0]:
+                with self._writing(term, rows):
+                    term(self._env, rows)
 
     @contextmanager
     def _writing(self, term: Term, rows: Tensor) -> Iterator[None]:

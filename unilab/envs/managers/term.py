@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from unilab.checks import check_fits, hints_of
 from unilab.envs.entity import SceneEntityCfg
 from unilab.envs.nonfinite import bad_rows, is_finite
+from unilab.envs.scene import NO_WRITE
 from unilab.errors import CapabilityError, ConfigError, NonFiniteError, did_you_mean
 
 if TYPE_CHECKING:
@@ -131,14 +132,19 @@ class Term:
     """Entity and field of what it read in its first call; a sensor has an empty entity."""
 
     def __call__(self, env: ManagerBasedRlEnv, *args: Any) -> Any:
-        return self.func(env, *args, **self.params)
+        packet = env.scene.packet
+        version = packet._version
+        value = self.func(env, *args, **self.params)
+        if packet._version != version:
+            env.scene.refuse_write(self.label)
+        return value
 
     def dry_run(self, env: ManagerBasedRlEnv, *args: Any) -> Any:
         """Call and reset the term once when the environment is built.
 
         The scene records what the term reads; the returned value is checked.
         """
-        with naming(self.label), env.scene.recording() as self.reads:
+        with naming(self.label), env.scene.recording() as self.reads, _unwritten(env):
             value = self(env, *args)
             if self.output is not None:
                 check_output(env, self.label, value, self.output)
@@ -243,6 +249,26 @@ def naming(label: str) -> Iterator[None]:
         # An error in the term's own code keeps its type.
         error.add_note(f"(while {label} was built or first evaluated)")
         raise
+
+
+@contextmanager
+def _unwritten(env: ManagerBasedRlEnv) -> Iterator[None]:
+    """Refuse writes in the block to tensors of the environment that every term may read."""
+    shared = {"env.episode_length": env.episode_length}
+    for name, entity in env.scene.entities.items():
+        own = {k: v for k, v in vars(entity.data).items() if isinstance(v, Tensor)}
+        shared |= {f"{name}.data.{key}": value for key, value in own.items()}
+        shared[f"{name}.default_root_pose"] = entity.default_root_pose
+    action = env.action_manager
+    shared |= {"the action": action.action, "the previous action": action.prev_action}
+    shared |= {
+        f"command {name!r}": term.command for name, term in env.command_manager.terms.items()
+    }
+    before = {name: value._version for name, value in shared.items() if not value.is_inference()}
+    yield
+    written = [name for name, version in before.items() if shared[name]._version != version]
+    if written:
+        raise ConfigError(f"{', '.join(written)} {NO_WRITE}")
 
 
 def check_output(env: ManagerBasedRlEnv, label: str, value: Any, output: Output) -> None:

@@ -33,15 +33,17 @@ def reset_root_state_uniform(
     """Place the root at its home pose plus uniform offsets, with a uniform velocity.
 
     Args:
-        pose_range: offsets by axis (x, y, z in m; roll, pitch, yaw in rad); 0 if absent.
+        pose_range: offsets by axis: x, y, z in m, world frame; roll, pitch, yaw in rad, about the
+            axes of the home pose; 0 if absent.
         velocity_range: velocities by axis (m/s, rad/s); 0 if absent.
     """
     entity = env.scene[asset_cfg.name]
+    entity.require_root()
     offset = _draw(env, env_ids.shape[0], pose_range)
     velocity = _draw(env, env_ids.shape[0], velocity_range)
     home = entity.default_root_pose
     turn = rotations.from_euler(*offset[:, 3:].unbind(1))
-    quat = rotations.multiply(turn, home[3:].expand(env_ids.shape[0], 4))
+    quat = rotations.multiply(home[3:].expand(env_ids.shape[0], 4), turn)
     entity.write_root_pose(home[:3] + offset[:, :3], quat)
     entity.write_root_velocity(velocity[:, :3], velocity[:, 3:])
 

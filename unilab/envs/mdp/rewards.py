@@ -127,9 +127,12 @@ def joint_deviation_l2(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = _ROBO
 def joint_pos_limits(
     env: ManagerBasedRlEnv, soft_limit_factor: float = 0.95, asset_cfg: SceneEntityCfg = _ROBOT
 ) -> Tensor:
-    """Distance by which joints are past the middle ``soft_limit_factor`` of their range."""
+    """Distance by which joints are past the middle ``soft_limit_factor`` of their range.
+
+    0 for joints without limits.
+    """
     data = env.scene[asset_cfg.name].data
-    middle = data.joint_pos_limits.mean(1)
+    middle = data.joint_pos_limits.mean(1).nan_to_num(0.0)
     half = 0.5 * soft_limit_factor * (data.joint_pos_limits[:, 1] - data.joint_pos_limits[:, 0])
     excess = asset_cfg.joints_of((data.joint_pos - middle).abs() - half)
     return excess.clamp_(min=0.0).sum(1)

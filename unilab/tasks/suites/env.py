@@ -21,7 +21,7 @@ from unilab.checks import Positive, check_fields
 from unilab.envs import TorchEnv
 from unilab.envs.episode_sums import EpisodeSums
 from unilab.envs.nonfinite import is_finite, non_finite
-from unilab.envs.torch_env import OwnSettings
+from unilab.envs.torch_env import OwnSettings, control_steps
 from unilab.errors import CapabilityError
 from unilab.tasks import SUITES
 
@@ -92,7 +92,7 @@ class SuiteEnv(TorchEnv):
         super().__init__(num_envs=num_envs, device=device, seed=seed, staggered=staggered)
         self.backend = backend
         self.step_dt = self.decimation * backend.timestep
-        self.max_episode_length = max(1, round(cfg.episode_length_s / self.step_dt))
+        self.max_episode_length = control_steps(cfg.episode_length_s, self.step_dt)
         self.data = self._publish(backend.get_state_views())
         self._episodes = EpisodeSums(
             {"Episode_Reward": self.reward_terms, "Episode_Termination": _CAUSES},

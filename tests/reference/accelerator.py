@@ -24,6 +24,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,6 +41,17 @@ import unilab
 
 _NAME = "emulated"
 _LIBRARY = str(Path(unilab.__file__).parent)
+_backend = SimpleNamespace(  # the functions of torch.cuda that PyTorch calls for any device
+    is_available=lambda: False,  # True while attached
+    is_initialized=lambda: True,
+    current_device=lambda: 0,
+    device_count=lambda: 1,
+    synchronize=lambda device=None: _wait("synchronize"),
+    manual_seed_all=lambda seed: None,
+    _is_in_bad_fork=lambda: False,
+)
+_setup_privateuseone_for_python_backend(_NAME, backend_module=_backend)
+DEVICE = torch.device(_NAME, 0)
 
 
 class Event(NamedTuple):
@@ -70,20 +82,7 @@ class Traffic:
             events.clear()
 
 
-def _synchronize(device: Any = None) -> None:
-    _wait("synchronize")
-
-
 _traffic = Traffic()
-_backend = SimpleNamespace(
-    is_available=lambda: False,  # True while attached
-    is_initialized=lambda: True,
-    current_device=lambda: 0,
-    device_count=lambda: 1,
-    synchronize=_synchronize,
-    manual_seed_all=lambda seed: None,
-    _is_in_bad_fork=lambda: False,
-)
 
 
 @contextmanager
@@ -97,7 +96,9 @@ def attached() -> Iterator[Traffic]:
         patch("unilab.collectors.placement.SHAREABLE", ("cuda", _NAME)),
         patch("torch.Generator", Generator),
         patch("torch.accelerator.current_stream", lambda device=None: _backend),
-        patch("torchrl.collectors.Collector._get_sync_fn", lambda self, device: _synchronize),
+        patch(
+            "torchrl.collectors.Collector._get_sync_fn", lambda self, device: _backend.synchronize
+        ),
     ):
         yield _traffic
 
@@ -233,8 +234,6 @@ _WAITS = {
 }
 """Operations whose result, or its size, the host needs before it continues."""
 _INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
-_FACTORIES = ("empty", "empty_strided", "arange", "linspace", "logspace", "eye", "randperm")
-"""Operations that make tensors; those that are not listed begin with ``empty``."""
 
 
 def _looks_at_mask(args: tuple[Any, ...]) -> bool:
@@ -329,22 +328,24 @@ def _note(events: list[Event], what: str, size: int = 0) -> None:
     events.append(Event(size, what, where))
 
 
-def _kernel(op: Any) -> Callable[..., Any]:
-    return lambda *args, **kwargs: _run(op, args, kwargs)
+_FACTORIES = ("empty", "empty_strided", "arange", "linspace", "logspace", "eye", "randperm")
+"""Operations that make tensors, and so see none; those that are not listed begin with ``empty``."""
 
 
 def _register() -> torch.library.Library:
-    """Enter the device into PyTorch, with the operations that do not see a DeviceTensor first."""
-    _setup_privateuseone_for_python_backend(_NAME, backend_module=_backend)
+    """Tell PyTorch of the operations that it runs for the device before one sees a DeviceTensor."""
     library = torch.library.Library("aten", "IMPL")
     for name in (*_FACTORIES, "_copy_from"):
         packet = getattr(torch.ops.aten, name)
         for overload in packet.overloads():
             if "out" not in overload and "names" not in overload:
                 op = getattr(packet, overload)
-                library.impl(op, _kernel(op), "PrivateUse1")
+                library.impl(op, partial(_call, op), "PrivateUse1")
     return library
 
 
+def _call(op: Any, *args: Any, **kwargs: Any) -> Any:
+    return _run(op, args, kwargs)
+
+
 _library = _register()
-DEVICE = torch.device(_NAME, 0)

@@ -100,6 +100,17 @@ def test_a_tick_with_a_ring_on_the_device_copies_nothing_and_waits_once(collect,
         assert ["flush" in event.where for event in accelerator.waits] == [True]
 
 
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_synchronous_tick_waits_for_values_and_never_for_the_whole_device(
+    collect, accelerator, setting
+):
+    collector = iter(collect(DEVICE, setting, pipelined=False))
+    next(collector)
+    accelerator.clear()
+    next(collector)
+    assert not any(event.what == "synchronize" for event in accelerator.waits)
+
+
 @pytest.mark.parametrize("shut_down", [True, False])
 def test_pinned_memory_is_released_once_before_it_is_unmapped(
     accelerator, warm_start, monkeypatch, shut_down

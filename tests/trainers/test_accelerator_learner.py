@@ -10,7 +10,7 @@ from reference.accelerator import DEVICE
 from reference.tiny import tiny_batch, tiny_loss
 
 from unilab.data import RewardNormalizer, make_replay_buffer
-from unilab.trainers import Evaluator, FlashSACLearner
+from unilab.trainers import Evaluator, FlashSACLearner, ReplayContents
 
 TICKS = 12
 
@@ -105,3 +105,11 @@ def test_an_evaluation_waits_once_a_step_and_for_its_three_results(session, acce
     waited = Counter(e.where.split()[0] for e in accelerator.waits if "evaluation" in e.where)
     assert sorted(waited.values()) == [1, 1, 1, 5]
     assert not any("evaluation" in e.where for e in accelerator.down)
+
+
+def test_replay_contents_move_to_another_device_and_keep_its_generator(accelerator):
+    here, there = (make_replay_buffer(100, 8, device=d, seed=3) for d in ("cpu", DEVICE))
+    there.extend(tiny_batch().to(DEVICE))
+    ReplayContents(here).load_state_dict(ReplayContents(there).state_dict())
+    assert here.state_dict()["_rng"][1] == "cpu"
+    assert torch.equal(here.sample()["obs"], there.sample()["obs"].cpu())

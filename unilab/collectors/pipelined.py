@@ -409,5 +409,6 @@ def make_collector(
         storing_device=placement.learner_device,
         trust_policy=True,
         use_buffers=False,
+        no_cuda_sync=True,  # else updates run on a stream that nothing after the loop waits for
         **settings,
     )

@@ -228,7 +228,9 @@ class ReplayContents:
         state = self._buffer.state_dict()
         state["_writer"] = saved["writer"]
         state["_sampler"] = saved["sampler"]
-        state["_rng"] = saved["generator"]
+        own, other = state["_rng"], saved["generator"]
+        if own is None or other is None or own[1] == other[1]:  # else of another device
+            state["_rng"] = other
         state["_transforms"] = saved.get("transforms", state["_transforms"])
         self._buffer.load_state_dict(state)
 

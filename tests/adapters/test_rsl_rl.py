@@ -9,7 +9,7 @@ from torchrl.envs import InitTracker, TransformedEnv
 
 import unilab
 from unilab.envs import TerminationTermCfg, mdp
-from unilab.errors import ConfigError
+from unilab.errors import ConfigError, NonFiniteError
 
 pytest.importorskip("rsl_rl", reason="needs RSL-RL: pip install 'unilab-torchrl[rsl-rl]'")
 
@@ -97,6 +97,19 @@ def test_actions_are_clipped_to_the_environments_bounds_unless_told_otherwise(tm
         env = RslRlVecEnv(twins(tmp_path), clip_actions=clip)
         env.step(torch.full((4, 2), 3.0))
         assert env.env.action_manager.action.unique().tolist() == [taken]
+
+
+@pytest.mark.parametrize(
+    ("action", "error", "named"),
+    [
+        (torch.tensor([[0.0, torch.inf]]).expand(4, 2), NonFiniteError, "action"),
+        (torch.zeros(2), RuntimeError, "batch"),  # not one action for all
+    ],
+)
+def test_clipping_hides_no_bad_action(tmp_path, action, error, named):
+    env = RslRlVecEnv(twins(tmp_path))
+    with pytest.raises(error, match=named):
+        env.step(action)
 
 
 def test_another_environment_is_refused(tmp_path):

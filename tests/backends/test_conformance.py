@@ -27,6 +27,7 @@ def test_c16_physics_in_closed_form_conforms(backend):
 
 def test_c16_mujoco_conforms():
     assert_backend_conforms(lambda n: rig(num_envs=n))
+    assert_backend_conforms(lambda n: rig(GEARED, num_envs=n))
     assert_backend_conforms(lambda n: MujocoBackend(GO2, n, num_threads=2, keyframe="home"))
 
 
@@ -132,6 +133,7 @@ class FreeControls(Carts):
 
 
 LOOSE = RIG.replace('<joint joint1="elbow" joint2="wrist"/>', "")
+GEARED = RIG.replace('joint="shoulder" kp', 'joint="shoulder" gear="-2" kp')
 
 
 def published(**values):
@@ -179,11 +181,12 @@ def test_c16_faulty_backend_is_found_by_its_clause(backend):
     [
         ({"range": (-0.3, 0.3)}, "joints stay in their ranges: joint 'elbow'"),
         ({"range": (0.0, 0.0)}, "joints stay in their ranges: .*'elbow'"),
-        ({"stiffness": 20.5}, "actuators have their gains and limits: actuator 'shoulder'"),
-        ({"damping": -1.0}, "actuators have their gains and limits: actuator 'shoulder'"),
+        ({"stiffness": 20.5}, "actuators have their gains and limits: .*'shoulder'"),
+        ({"gain": 19.0}, "actuators have their gains and limits: .*'shoulder'"),
+        ({"damping": -1.0}, "actuators have their gains and limits: .*'shoulder'"),
         (
             {"force_range": (-9.5, 9.0)},
-            "actuators have their gains and limits: actuator 'shoulder'",
+            "actuators have their gains and limits: .*'shoulder'",
         ),
         ({"ctrl_range": (-2.0, 0.6)}, "actuators have their gains and limits: .*ctrl_range"),
     ],

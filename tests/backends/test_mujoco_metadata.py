@@ -69,6 +69,19 @@ TARGET = """
 """
 
 
+def test_parts_without_a_name_are_told_apart():
+    arm = "<body name='{}'>{}{}</body>"
+    link = "<body><joint axis='0 1 0'/><geom size='0.1' pos='0.2 0 0'/></body>"
+    bodies = arm.format("one", link, link) + arm.format("two", link, "")
+    model = mujoco.MjModel.from_xml_string(f"<mujoco><worldbody>{bodies}</worldbody></mujoco>")
+    backend = MujocoBackend(model, 1)
+    assert len(set(backend.bodies)) == 6
+    for root, expected in (("one", [0, 1]), ("two", [2])):
+        tree = backend.subtree(root)
+        assert [i for i, joint in enumerate(backend.joints) if joint.body in tree] == expected
+    assert len({joint.name for joint in backend.joints}) == 3
+
+
 @pytest.mark.parametrize("expand", [False, True])
 def test_episodes_begin_with_the_whole_keyframe(expand):
     backend = MujocoBackend(mujoco.MjModel.from_xml_string(TARGET), 3, keyframe="home")

@@ -81,7 +81,9 @@ class RslRlVecEnv(VecEnv):
         bootstraps, and, when an episode ended, ``log``, the environment's metrics.
         """
         if self._bounds is not None:
-            actions = torch.clamp(actions, self._bounds.low, self._bounds.high)
+            low, high = self._bounds.low[0], self._bounds.high[0]
+            # An infinite action is the environment's to refuse.
+            actions = torch.where(actions.isinf(), actions, actions.clamp(low, high))
         data, self._root = self.env.step_and_maybe_reset(self._root.set("action", actions))
         after = data["next"]
         dones = after["done"].squeeze(-1)

@@ -212,7 +212,8 @@ class SimBackend(ABC):
     Attributes:
         num_envs: environments in the batch.
         timestep: seconds of one physics substep.
-        joints, actuators, bodies, geoms: parts of the model, in model order.
+        joints, actuators, bodies, geoms: parts of the model, in model order. Names of joints,
+            actuators and bodies are unique.
         default_qpos: ``[nq]`` float64, the home pose.
         default_ctrl: ``[nu]`` float64, the controls of the home pose.
     """

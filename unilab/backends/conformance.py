@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -101,6 +101,9 @@ def metadata_matches_the_views(make: _Maker) -> None:
         assert (value.shape, value.dtype) == ((size,), torch.float64), f"{name} is {value}"
     joints, bodies = {joint.name for joint in backend.joints}, set(backend.bodies)
     assert len(joints) == len(backend.joints), "joint names are not unique"
+    assert len(bodies) == len(backend.bodies), "body names are not unique"
+    actuators = {actuator.name for actuator in backend.actuators}
+    assert len(actuators) == len(backend.actuators), "actuator names are not unique"
     for actuator in backend.actuators:
         assert actuator.joint in {None, *joints}, f"{actuator} drives an unknown joint"
     used = {joint.body for joint in backend.joints} | {geom.body for geom in backend.geoms}
@@ -207,62 +210,48 @@ def joints_stay_in_their_ranges(make: _Maker) -> None:
 @_clause
 def actuators_have_their_gains_and_limits(make: _Maker) -> None:
     backend = make()
-    for actuator in backend.actuators:
+    views = backend.get_state_views()
+    driven = [actuator.joint for actuator in backend.actuators]
+    joints = {joint.name: joint for joint in backend.joints if joint.type in ("hinge", "slide")}
+    for i, actuator in enumerate(backend.actuators):
         for what in ("ctrl_range", "force_range"):
             low, high = getattr(actuator, what)
             assert low < high, f"{what} of actuator {actuator.name!r} is {low, high}"
-    if "qfrc_actuator" not in backend.get_state_views():
-        return
-    driven = [actuator.joint for actuator in backend.actuators]
-    joints = {joint.name: joint for joint in backend.joints}
-    for i, actuator in enumerate(backend.actuators):
-        joint = joints.get(actuator.joint or "")
-        if joint and joint.type in ("hinge", "slide") and driven.count(joint.name) == 1:
-            _check_actuator(backend, i, joint)
+        alone = driven.count(actuator.joint) == 1 and actuator.joint in joints
+        known = math.isfinite(actuator.gain) and not views.get("act", torch.empty(0)).numel()
+        if alone and known and "qfrc_actuator" in views:
+            _check_actuator(backend, i, joints[actuator.joint or ""])
 
 
 def _check_actuator(backend: SimBackend, i: int, joint: JointInfo) -> None:
-    """Compare the torques of one actuator, alone on its joint, with what is published about it."""
-    actuator = backend.actuators[i]
-    stiffness, damping, (low, high) = actuator.stiffness, actuator.damping, actuator.force_range
-    reach = min(high - low, 1e3)  # N m
-
-    def torques(angles: Sequence[float], speeds: Sequence[float], ctrl: Sequence[float]) -> Tensor:
-        """Of a row each, for offsets from the home pose, and controls."""
-        given = backend.default_ctrl.repeat(N, 1).float()
-        given[:, i] = torch.tensor(ctrl)
-        pose, speed = backend.default_qpos.repeat(N, 1), backend.get_state_views()["qvel"] * 0.0
-        backend.set_state_tensor(ALL, pose, speed)
-        backend.step_tensor(given, 1)  # sets the controls
-        pose[:, joint.qpos] += torch.tensor(angles).unsqueeze(1)
-        speed[:, joint.qvel] = torch.tensor(speeds, dtype=speed.dtype).unsqueeze(1)
-        backend.set_state_tensor(ALL, pose, speed, reset=False)
-        return backend.get_state_views()["qfrc_actuator"][:, joint.qvel.start].clone()
-
-    home = [float(backend.default_ctrl[i])] * N
-    angle, speed = reach / max(stiffness, reach), reach / max(damping, reach)
-    angles, speeds = [0.0, 2 * angle, -2 * angle, 0.0, 0.0], [0.0, 0.0, 0.0, 2 * speed, -2 * speed]
-    for share in (0.01, 1.0):  # within the limits, and beyond them
-        at, moving = [share * v for v in angles], [share * v for v in speeds]
-        found = torques(at, moving, home)
-        wanted = found[0] - stiffness * torch.tensor(at) - damping * torch.tensor(moving)
-        same = torch.allclose(found, wanted.to(found).clamp(low, high), rtol=1e-3, atol=1e-4)
-        assert same, (
-            f"actuator {actuator.name!r} with {stiffness} N m/rad, {damping} N m s/rad and limits "
-            f"{low, high} has torques {found.tolist()} at {at} rad and {moving} rad/s from home, "
-            f"not {wanted.tolist()}"
-        )
-    first, last = actuator.ctrl_range
-    ends = [max(first, -1e3), max(first, -1e3) - 1.0, 0.0, min(last, 1e3), min(last, 1e3) + 1.0]
-    still = [0.0] * N
-    found = torques(still, still, ends)
-    inside = bool(((low - 1e-4 <= found) & (found <= high + 1e-4)).all())
-    assert inside, f"torques {found.tolist()} of {actuator.name!r} are beyond {low, high}"
-    for bound, at_bound, beyond in ((first, *found[:2]), (last, *found[3:])):
-        same = torch.allclose(at_bound, beyond, rtol=1e-3, atol=1e-4)
-        assert same or not math.isfinite(bound), (
-            f"a control of {actuator.name!r} beyond its ctrl_range {first, last} acts otherwise "
-            "than the bound"
+    """Compare forces of an actuator, alone on its joint, with what is published about it."""
+    actuator, home = backend.actuators[i], float(backend.default_qpos[joint.qpos])
+    (low, high), (first, last), gear = actuator.force_range, actuator.ctrl_range, actuator.gear
+    stiffness, damping = gear * actuator.stiffness, gear * actuator.damping
+    reach = min(high - low, 1e3)
+    angle, speed = reach / max(abs(stiffness), reach), reach / max(abs(damping), reach)
+    idle = (stiffness * home - actuator.bias) / (actuator.gain or 1.0)  # no force at home
+    lowest, highest = max(first, idle - 1e3), min(last, idle + 1e3)
+    qpos, qvel = backend.default_qpos.repeat(N, 1), 0.0 * backend.get_state_views()["qvel"]
+    still, moved = torch.zeros(N), torch.tensor([0.0, 2.0, -2.0, 0.0, 0.0])
+    for ctrl, at, rate in (
+        (torch.full((N,), idle), 0.01 * angle * moved, 0.01 * speed * moved.flip(0)),
+        (torch.full((N,), idle), angle * moved, speed * moved.flip(0)),  # beyond the limits
+        (torch.tensor([lowest, lowest - 1.0, idle, highest, highest + 1.0]), still, still),
+    ):
+        controls = backend.default_ctrl.repeat(N, 1).float()
+        controls[:, i] = ctrl
+        backend.set_state_tensor(ALL, qpos, qvel)
+        backend.step_tensor(controls, 1)  # so that the write below finds them
+        there, moving = qpos.clone(), qvel.clone()
+        there[:, joint.qpos], moving[:, joint.qvel] = home + at[:, None], rate[:, None].to(qvel)
+        backend.set_state_tensor(ALL, there, moving, reset=False)
+        found = backend.get_state_views()["qfrc_actuator"][:, joint.qvel.start] / gear
+        wanted = actuator.gain * ctrl.clamp(first, last) + actuator.bias
+        wanted = (wanted - stiffness * (home + at) - damping * rate).clamp(low, high)
+        assert torch.allclose(found.float(), wanted, rtol=1e-3, atol=1e-3), (
+            f"{actuator} has forces {found.tolist()}, not {wanted.tolist()}, at {at.tolist()} rad "
+            f"from home and {rate.tolist()} rad/s under {ctrl.tolist()}"
         )
 
 

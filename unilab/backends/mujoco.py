@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from pathlib import Path
+from typing import Any
 
 import mujoco
 import numpy as np
@@ -90,7 +91,9 @@ class MujocoBackend(SimBackend):
         self.timestep = float(self.mj_model.opt.timestep)
         self.joints = tuple(_joints(self.mj_model))
         self.actuators = tuple(_actuators(self.mj_model))
-        self.bodies = tuple(self.mj_model.body(i).name for i in range(self.mj_model.nbody))
+        self.bodies = tuple(
+            _name("body", self.mj_model.body(i)) for i in range(self.mj_model.nbody)
+        )
         self.geoms = tuple(
             GeomInfo(name=geom.name, body=self.bodies[int(geom.bodyid[0])])
             for geom in map(self.mj_model.geom, range(self.mj_model.ngeom))
@@ -123,7 +126,7 @@ class MujocoBackend(SimBackend):
         return int(self._batch.nthread)
 
     def subtree(self, body: str) -> frozenset[str]:
-        members = {self.mj_model.body(body).id}
+        members = {self.bodies.index(body)}
         # Bodies are numbered parents first.
         for i in range(1, self.mj_model.nbody):
             if int(self.mj_model.body_parentid[i]) in members:
@@ -299,13 +302,18 @@ def _load(model: str | Path) -> mujoco.MjModel:
         raise ConfigError(f"MuJoCo cannot compile {path}: {error}") from error
 
 
+def _name(kind: str, part: Any) -> str:
+    """A part's name, or one made of its number: parts are told apart by their names."""
+    return part.name or f"unnamed_{kind}_{part.id}"
+
+
 def _joints(model: mujoco.MjModel) -> Iterator[JointInfo]:
     for i in range(model.njnt):
         kind, (nq, nv) = _JOINTS[model.jnt_type[i]]
         qpos, qvel = int(model.jnt_qposadr[i]), int(model.jnt_dofadr[i])
         yield JointInfo(
-            name=model.joint(i).name,
-            body=model.body(model.jnt_bodyid[i]).name,
+            name=_name("joint", model.joint(i)),
+            body=_name("body", model.body(model.jnt_bodyid[i])),
             type=kind,
             qpos=slice(qpos, qpos + nq),
             qvel=slice(qvel, qvel + nv),
@@ -331,8 +339,8 @@ def _actuators(model: mujoco.MjModel) -> Iterator[ActuatorInfo]:
                 min(force_range[1], float(at_actuator[1])),
             )
         yield ActuatorInfo(
-            name=model.actuator(i).name,
-            joint=None if joint is None else model.joint(joint).name,
+            name=_name("actuator", model.actuator(i)),
+            joint=None if joint is None else _name("joint", model.joint(joint)),
             ctrl_range=_range(model.actuator_ctrllimited[i], model.actuator_ctrlrange[i]),
             force_range=force_range,
             stiffness=float(0.0 - bias[1]) if targets else 0.0,

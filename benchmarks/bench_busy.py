@@ -6,6 +6,8 @@
 busy loops that are pinned to the cores, and programs that alternate between work and sleep. A load
 of 3 is three busy loops on each core, or as many programs as keep three cores busy for each that
 there is. A fair scheduler leaves ``1 / (1 + load)`` of a core; the target is nine tenths of that.
+The last columns are what a program of one thread keeps, which is less where cores share caches or
+power, and the cores that other programs took meanwhile: a result counts if that is near 0.
 """
 
 from __future__ import annotations
@@ -41,6 +43,17 @@ while True:
     while time.perf_counter() < end:
         pass
     time.sleep(seconds)
+"""
+# A program of one thread that multiplies matrices; prints how many a second.
+_PLAIN = """
+import sys, time
+import numpy as np
+a = np.ones((128, 128), np.float32)
+seconds, count, start = float(sys.argv[1]), 0, time.perf_counter()
+while time.perf_counter() < start + seconds:
+    a @ a
+    count += 1
+print(count / seconds)
 """
 
 
@@ -129,6 +142,18 @@ class Training:
         self._process.wait()
 
 
+def measure_plain(args: argparse.Namespace) -> dict[str, float]:
+    """Products a second of a program of one thread beside each noise."""
+    rates = {}
+    for name in args.noises:
+        with noise(name):
+            command = [sys.executable, "-c", _PLAIN, str(args.seconds)]
+            env = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+            done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
+            rates[name] = float(done.stdout)
+    return rates
+
+
 def measure(task: str, args: argparse.Namespace) -> dict[str, tuple[float, float]]:
     """Median steps a second beside each noise, and how many cores other programs took.
 
@@ -166,14 +191,23 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=5.0, help="of each noise in a round")
     args, args.overrides = parser.parse_known_args()
+    plain = measure_plain(args)
     for task in args.tasks:
         rates = measure(task, args)
         quiet = rates[args.noises[0]][0]
         rows = [
-            (name, f"{rate:.0f}", f"{rate / quiet:.2f}", TARGETS.get(name[-1], ""), f"{others:.2f}")
+            (
+                name,
+                f"{rate:.0f}",
+                f"{rate / quiet:.2f}",
+                TARGETS.get(name[-1], ""),
+                f"{plain[name] / plain[args.noises[0]]:.2f}",
+                f"{others:.2f}",
+            )
             for name, (rate, others) in rates.items()
         ]
-        print_table((task, "steps/s", "of quiet", "target", "cores of others"), rows)
+        header = (task, "steps/s", "of quiet", "target", "plain program", "cores of others")
+        print_table(header, rows)
 
 
 def _names(text: str) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from envs.tables import assert_bitwise_equal, go2, twins
+from reference.accelerator import DEVICE
 from reference.everything import Stages, go2_with_everything
 from tensordict import TensorDictBase
 
@@ -23,7 +24,8 @@ def steps(env: Any, root: TensorDictBase, count: int, seed: int) -> TensorDictBa
     """Steps under fixed random actions; returns what each gave."""
     draw, data = torch.Generator().manual_seed(seed), []
     for _ in range(count):
-        root = root.copy().set("action", torch.rand(env.action_spec.shape, generator=draw) * 2 - 1)
+        action = torch.rand(env.action_spec.shape, generator=draw) * 2 - 1
+        root = root.copy().set("action", action.to(env.device))
         step, root = env.step_and_maybe_reset(root)
         data.append(step.clone())
     return torch.stack(data, 1), root
@@ -52,9 +54,11 @@ def assert_continues(env: Any, other: Any) -> None:
     assert expected["next", "done"].any()
 
 
-def test_all_that_a_managed_task_may_keep_continues():
+@pytest.mark.parametrize("device", ["cpu", DEVICE])
+@pytest.mark.usefixtures("accelerator")
+def test_all_that_a_managed_task_may_keep_continues(device):
     env, other = (
-        go2_with_everything().make(num_envs=4, device="cpu", seed=seed) for seed in (0, 1)
+        go2_with_everything().make(num_envs=4, device=device, seed=seed) for seed in (0, 1)
     )
     assert_continues(env, other)
     recorded, continued = (e.recorder_manager.drain()[-3:] for e in (env, other))

@@ -25,7 +25,7 @@ class Stages(ManagerTermBase):
 
     def __init__(self, cfg: CurriculumTermCfg, env: ManagerBasedRlEnv) -> None:
         super().__init__(cfg, env)
-        self.ended = torch.zeros(env.num_envs, dtype=torch.int64)
+        self.ended = torch.zeros(env.num_envs, dtype=torch.int64, device=env.device)
 
     def __call__(self, env: ManagerBasedRlEnv, env_ids: torch.Tensor) -> float:
         self.ended[env_ids] += 1

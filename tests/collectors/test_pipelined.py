@@ -302,7 +302,7 @@ def test_make_collector_steps_in_turns_or_at_the_same_time(pipelined):
         placement=resolve_collector_tensor_placement("auto", "cpu"),
         **frames(8),
     )
-    assert type(collector) is (PipelinedCollector if pipelined else Collector)
+    assert isinstance(collector, PipelinedCollector if pipelined else Collector)
     starts = [bool(data["is_init"].all()) for data in collector]
     collector.shutdown()
     # Episodes of five steps: noise restarts at the first and at the sixth.

@@ -100,13 +100,9 @@ def test_c22_a_resumed_synchronous_run_is_bit_for_bit_the_straight_one(task, tmp
     assert len(rows(straight)) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "change",
-    [
-        "env.episode_length_s=0.6",
-        "algo.num_envs=5",
-        pytest.param("training.collector=pipelined", marks=pytest.mark.slow),
-    ],
+    "change", ["env.episode_length_s=0.6", "algo.num_envs=5", "training.collector=pipelined"]
 )
 def test_a_run_that_cannot_continue_its_episodes_begins_new_ones_and_says_so(
     change, tmp_path, capfd
@@ -121,6 +117,7 @@ def test_a_run_that_cannot_continue_its_episodes_begins_new_ones_and_says_so(
     assert rows(resumed)[-1]["Loss/qvalue"]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_without_episodes_is_resumed_with_new_ones(tmp_path, capfd):
     run = tmp_path / "run"
     task = ["task=pendulum_swingup", *SETTINGS, f"training.run_dir={run}"]

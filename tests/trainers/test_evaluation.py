@@ -40,6 +40,16 @@ def test_evaluation_does_not_change_random_generator_and_exploration(session):
     assert torch.equal(torch.get_rng_state(), rng)
 
 
+def test_every_evaluation_begins_the_same_episodes():
+    env = unilab.make(
+        "pendulum_swingup", num_envs=4, seed=0, overrides={"init_at_random_ep_len": True}
+    )
+    evaluate = Evaluator(env, FlashSACPolicy(FlashSACActor(3, 1, 8)), max_steps=5)
+    first = evaluate()
+    env.rollout(3)
+    assert evaluate() == first
+
+
 def test_an_evaluation_is_at_the_curriculum_stage_of_training(session):
     run, other = session(), session(seed=1)
     evaluate = Evaluator(other.env, run.policy, max_steps=3, trained=run.env)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from typing import Any
 
 from tensordict import TensorDict
@@ -17,7 +16,7 @@ from unilab.trainers.checkpoint import Stateful
 class Episodes:
     """The episodes under way in a collector, saved with it and continued in another one.
 
-    Saved are the environments with their physics and generators, the collector's current
+    Saved are the environment with its physics and generator, the collector's current
     observations, the policy's exploration noise and the returns so far. Only TorchRL's
     ``Collector`` over an environment with ``export_episodes`` and ``import_episodes`` has such a
     state. All others have an empty one: a :class:`~unilab.collectors.PipelinedCollector` is a step
@@ -25,12 +24,10 @@ class Episodes:
 
     Args:
         env: the environment that the collector steps.
-        eval_env: the environment of the evaluations.
     """
 
-    def __init__(self, env: Any, eval_env: Any) -> None:
+    def __init__(self, env: Any) -> None:
         self._env = env
-        self._eval_env = eval_env
         self._collector: Any = None
         self._returns: Stateful
         self._loaded: Mapping[str, Any] = {}
@@ -55,8 +52,6 @@ class Episodes:
             self._env.import_episodes(loaded["env"])
         except ConfigError as error:
             return str(error)
-        with suppress(ConfigError):  # another number of evaluation episodes, for example
-            self._eval_env.import_episodes(loaded["eval_env"])
         counts = {"frames": collector._frames, "iter": collector._iter}
         collector.load_state_dict({**counts, **loaded["collector"]}, strict=False)
         root = TensorDict(loaded["root"], collector._carrier.batch_size)
@@ -75,7 +70,6 @@ class Episodes:
         collector = {k: v for k, v in self._collector.state_dict().items() if k not in others}
         return {
             "env": episodes,
-            "eval_env": getattr(self._eval_env, "export_episodes", dict)(),
             "collector": collector,
             "root": self._collector._carrier.cpu().clone().to_dict(),
             "exploration": {key: value.cpu() for key, _, _, value in self._exploration()},

@@ -41,15 +41,21 @@ class Evaluator:
                 f"max_steps must be given for {type(env).__name__}, which has no max_episode_length"
             )
         self.max_steps = int(steps)
+        self._start: dict[str, Any] = getattr(env, "export_episodes", dict)()
 
     def __call__(self) -> dict[str, float]:
         """Means over the first episode of each environment, up to ``max_steps``.
+
+        With unilab's environments every evaluation begins the same episodes and draws the same
+        random numbers: two of them differ by the policy only, and a resumed run continues exactly.
 
         Returns:
             ``Eval/return``, ``Eval/episode_length`` (control steps), ``Eval/terminated`` (share
             that ended before the time limit, e.g. by a fall); and the environment's own metrics
             under ``Eval/``, over every episode that ended meanwhile.
         """
+        if self._start:
+            self.env.import_episodes(self._start)
         if self.trained is not None:
             self.env.import_training_state(self.trained.export_training_state())
         drain = getattr(self.env, "drain_metrics", dict)

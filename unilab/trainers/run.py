@@ -74,7 +74,7 @@ class Run:
             folder = RunFolder.create(
                 cfg.task, training.seed, log_root=training.log_root, path=training.run_dir
             )
-        episodes = Episodes(env, eval_env)
+        episodes = Episodes(env)
         state = {**components, "env": EnvTrainingState(env), "episodes": episodes}
         if training.save_replay:
             state["replay"] = ReplayContents(buffer)

@@ -18,6 +18,7 @@ from unilab.envs import (
     ManagerTermBase,
     ObservationGroupCfg,
     ObservationTermCfg,
+    RecorderTermCfg,
 )
 from unilab.envs.managers.term_state import load_state, save_state
 from unilab.errors import ConfigError
@@ -184,6 +185,35 @@ def test_c09_reset_of_some_rows_restores_the_state_of_the_others(tmp_path, kind)
     after = env.step(act(env, begun))["next"]["obs"]
     assert after[:, 0].tolist() == [2.0, 3.0]
     assert (after[:, 1] - root["obs"][:, 1]).tolist() == [1.0, 1.0]  # plain numbers as well
+
+
+def test_c09_first_reset_of_some_rows_computes_every_row_once(tmp_path):
+    """0011-C9."""
+    env = twins(tmp_path, num_envs=2, episode_length_s=9.0, **observed(Plain))
+    term = env.observation_manager.get_term("obs", "count").func
+    term.of().zero_()  # counted when the environment was built
+    env.reset(env_ids=torch.tensor([0]))
+    assert term.of()[:, 0].tolist() == [1.0, 1.0]
+
+
+class Episodes(Plain):
+    """Counts the episodes of each environment."""
+
+    def reset(self, env_ids):
+        pass
+
+
+@pytest.mark.parametrize("mode", ["pre_reset", "post_reset"])
+def test_c09_recorder_counts_the_episodes_of_each_environment(tmp_path, mode):
+    """0011-C9."""
+    recorders = {"n": RecorderTermCfg(func=Episodes, mode=mode)}
+    env = twins(tmp_path, num_envs=2, episode_length_s=9.0, recorders=recorders)
+    root = env.reset()
+    (term,) = (term.func for term in env.terms if term.name == "n")
+    before = term.kept[:, 0].clone()
+    env.step(act(env, root))
+    env.reset(env_ids=torch.tensor([1]))
+    assert (term.kept[:, 0] - before).tolist() == [0.0, 1.0]
 
 
 def test_state_without_rows_does_not_see_the_reset_of_some(tmp_path):

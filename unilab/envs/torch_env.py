@@ -361,9 +361,9 @@ class TorchEnv(EnvBase):
                         most = self.max_episode_length
                         drawn = self.episode_length.to(self.generator.device)
                         self.episode_length.copy_(drawn.random_(0, most, generator=self.generator))
-                fresh = self._observe(rows)
-                if not whole:
-                    last = self._state.observation or self._observe(self._all_rows)
+                last = self._state.observation
+                fresh = self._observe(rows if last else self._all_rows)
+                if last and not whole:
                     fresh = {k: last[k].index_copy(0, rows, value) for k, value in fresh.items()}
                 self._state.observation = fresh
                 self._after_reset(rows)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from unilab.checks import Bound, check_fields, check_range
 from unilab.envs.managers.delay import DelayBuffer, DelayCfg, DelaySpec
-from unilab.envs.managers.term import COLUMNS, ManagerTermBase, Term, TermCfg, bind_term, evaluate
+from unilab.envs.managers.term import COLUMNS, Term, TermCfg, bind_term, evaluate, stateful
 from unilab.envs.managers.term_state import StateSnapshot
 from unilab.envs.nonfinite import is_finite, non_finite
 from unilab.errors import ConfigError, NonFiniteError
@@ -105,8 +105,7 @@ class ObservationManager:
                     place[id(term)] = len(self._terms)
                     kind = f"observation ({group})"
                     self._terms.append(bind_term(env, kind, name, term, COLUMNS))
-        funcs = (term.func for term in self._terms)
-        self._stateful = [func for func in funcs if isinstance(func, ManagerTermBase)]
+        self._stateful = stateful(self._terms)
         with torch.inference_mode():
             values = [term.dry_run(env) for term in self._terms]
         self._groups = {

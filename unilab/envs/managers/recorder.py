@@ -11,7 +11,8 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from unilab.checks import Count, check_fields
-from unilab.envs.managers.term import ANY_ROWS, Term, TermCfg, bind_term, evaluate, table
+from unilab.envs.managers.term import ANY_ROWS, Term, TermCfg, bind_term, evaluate, stateful, table
+from unilab.envs.managers.term_state import StateSnapshot
 
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
@@ -121,7 +122,10 @@ class RecorderManager:
 
     def _record_once(self, mode: str, rows: Tensor) -> None:
         terms = self._terms[mode]
-        for term, value in zip(terms, evaluate(terms, self._env), strict=True):
+        before = StateSnapshot(self._env, stateful(terms))
+        values = evaluate(terms, self._env)
+        before.restore_but(rows)
+        for term, value in zip(terms, values, strict=True):
             self._once[term.name][rows] = value[rows]
 
     def _episode(self, row: int, length: int) -> TensorDict:

@@ -78,10 +78,10 @@ class ManagerTermBase(ABC):
     """A stateful term: give the class as ``func``; it is made once and then called like a function.
 
     Make its tensors in ``__init__``, on ``env.device``; helper objects and modules may hold them.
-    The state of an observation term must be ``[env.num_envs, ...]``: the term is also called when
-    only some environments are reset, and everything else that it remembers is then restored. A
-    refused reset restores the state of events and curricula whole. Entities in ``cfg.params`` are
-    resolved and defaults filled in.
+    The state of an observation or recorder term must be ``[env.num_envs, ...]``: the term is also
+    called when only some environments are reset, and everything else that it remembers is then
+    restored. A refused reset restores the state of events and curricula whole. Entities in
+    ``cfg.params`` are resolved and defaults filled in.
     """
 
     def __init__(self, cfg: Any, env: ManagerBasedRlEnv) -> None:
@@ -305,6 +305,11 @@ def evaluate(terms: Sequence[Term], env: ManagerBasedRlEnv) -> list[Any]:
                 f"{term.label} must return {term.returned} as in its first call, got {got}"
             )
     return values
+
+
+def stateful(terms: Iterable[Term]) -> list[ManagerTermBase]:
+    """The objects of class terms."""
+    return [term.func for term in terms if isinstance(term.func, ManagerTermBase)]
 
 
 def table(title: str, rows: Iterable[tuple[str, object]]) -> str:

@@ -239,13 +239,13 @@ class Case:
         if not any((where or self.run).glob("checkpoints/checkpoint-*")):
             self.problems.append("no checkpoint is left")
 
-    def resumes(self) -> None:
+    def resumes(self, *codes: int) -> None:
         """Checks that the run continues from its newest checkpoint, if it has one."""
         has_one = any(self.run.glob("checkpoints/checkpoint-*"))
         if has_one and (self.run / "run_config.json").exists():
             before, self.killed = self.killed, False
             self.resume()
-            self.ends(0)
+            self.ends(0, *codes)
             self.killed = before
             try:
                 with (self.run / "progress.csv").open(newline="") as file:

@@ -50,6 +50,15 @@ def exit_code(run: Callable[[], int | None]) -> int:
             flush(stream)  # or Python would fail to, with exit code 120
 
 
+def _open_standard_streams() -> None:
+    """Give closed ones (``>&-``) to /dev/null, or the next files opened would take their place."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+
+
 def _expected(error: BaseException | None) -> BaseException | None:
     """The error to show for an exception; None if it is a bug."""
     if isinstance(error, UnilabError | OSError):

@@ -76,7 +76,8 @@ def main(
     signal.signal(signal.SIGTERM, lambda *_: None)
     signal.signal(signal.SIGHUP, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-    faulthandler.enable()
+    if sys.stderr is not None:
+        faulthandler.enable()
     torch.set_num_threads(num_threads)
     torch.set_default_dtype(dtype)
     torch.set_grad_enabled(False)

@@ -20,6 +20,7 @@ from reference.runs import NETWORKS, TINY
 from unilab.conf import compose
 from unilab.errors import CheckpointError, ConfigError
 from unilab.examples.train_flashsac import train
+from unilab.record import metric
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "train_flashsac.py"
 SMALL = [*TINY, *NETWORKS]
@@ -73,6 +74,7 @@ def test_run_ends_with_results_checkpoint_and_the_next_command(tmp_path, capsys,
     assert last["Eval/return"]
     assert float(last["Episode_Termination/time_out"]) == 1.0
     assert float(last["Perf/updates"]) == 160 / 4 - 32 / 4 + 1
+    assert all(metric(tag) for tag in set(last) - {"frames", "minutes"})
     for name in ("collect", "learn", "physics", "managers", "reset"):
         assert float(last[f"Perf/{name}_ms"]) > 0.0
     content = json.loads((run / "run_config.json").read_text())

@@ -76,6 +76,15 @@ def test_every_task_continues(task):
     assert_continues(env, other)
 
 
+def test_the_state_of_a_new_environment_can_be_returned_to():
+    env = go2_with_everything().make(num_envs=4, device="cpu", seed=0)
+    new = env.export_episodes()
+    first, _ = steps(env, env.reset(), 20, seed=0)
+    for _ in range(2):
+        env.import_episodes(new)
+        assert_bitwise_equal(first, steps(env, env.reset(), 20, seed=0)[0])
+
+
 @pytest.mark.parametrize("change", ["num_envs", "settings", "damage"])
 def test_episodes_of_another_environment_are_refused_and_its_own_continue(tmp_path, change):
     env = twins(tmp_path)

@@ -50,8 +50,8 @@ def saved(checkpoint: Path) -> dict[str, Any]:
     for file in checkpoint.rglob("state.pt"):
         name = file.parent.name.partition("-")[2]
         found |= leaves(torch.load(file, weights_only=True), name)
-    del found["counters.minutes"]
-    return found
+    # Wall time, and how often this process wrote to a tensor.
+    return {k: v for k, v in found.items() if k != "counters.minutes" and "._read." not in k}
 
 
 def differing(a: dict[str, Any], b: dict[str, Any]) -> list[str]:

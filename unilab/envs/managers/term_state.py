@@ -58,7 +58,7 @@ def load_state(value: Any, state: Any, env: ManagerBasedRlEnv, name: str = "stat
     ``name`` is the object's, for errors. After an error the object may be changed in part.
     """
     with torch.inference_mode():  # its tensors may be inference tensors
-        _loaded(value, state, _shared(env) - {id(value)}, env.device, name)
+        _loaded(value, state, _shared(env) - {id(value)}, env, name)
 
 
 class StateSnapshot:
@@ -226,7 +226,7 @@ def _saved(value: Any, others: set[int]) -> Any:
     return {key: child for key, child in saved.items() if child is not _ABSENT}
 
 
-def _loaded(now: Any, state: Any, others: set[int], device: torch.device, name: str) -> Any:
+def _loaded(now: Any, state: Any, others: set[int], env: ManagerBasedRlEnv, name: str) -> Any:
     """What takes the place of ``now``, itself with new contents if possible."""
     if id(now) in others and not isinstance(now, _PLAIN):
         return now
@@ -234,11 +234,14 @@ def _loaded(now: Any, state: Any, others: set[int], device: torch.device, name: 
         now.set_state(state)
         return now
     if isinstance(now, Tensor | np.ndarray):
-        if not isinstance(state, Tensor) or state.shape != now.shape:
+        if not isinstance(state, Tensor) or _other_rows(state, now, env.num_envs):
             got = tuple(state.shape) if isinstance(state, Tensor) else repr(state)
             raise ConfigError(
                 f"{name} must have the shape {tuple(now.shape)}, as in this task, got {got}"
             )
+        if state.shape != now.shape:  # it changes as time goes on
+            copied = state.to(env.device, copy=True)
+            return copied if isinstance(now, Tensor) else copied.cpu().numpy()
         with torch.no_grad():
             _write(now, state if isinstance(now, Tensor) else state.numpy())
         return now
@@ -247,13 +250,13 @@ def _loaded(now: Any, state: Any, others: set[int], device: torch.device, name: 
     if contents is None:
         return now
     if isinstance(state, Tensor):
-        return state.to(device)
+        return state.to(env.device, copy=True)
     if not isinstance(state, dict | list):
         return state
     others = others | {id(now)}
     items = state.items() if isinstance(state, dict) else enumerate(state)
     new = {
-        key: _loaded(contents.get(key, _ABSENT), child, others, device, f"{name}.{key}")
+        key: _loaded(contents.get(key, _ABSENT), child, others, env, f"{name}.{key}")
         for key, child in items
     }
     if isinstance(now, dict):  # what is never saved stays, and so does the order
@@ -266,3 +269,9 @@ def _loaded(now: Any, state: Any, others: set[int], device: torch.device, name: 
     if made:
         return new if isinstance(state, dict) else list(new.values())
     return _with(now, contents | new)
+
+
+def _other_rows(state: Tensor, now: Any, num_envs: int) -> bool:
+    """Whether a tensor with a row for each environment belongs to another number of them."""
+    rows = now.shape[:1] == (num_envs,) and state.ndim == now.ndim
+    return rows and state.shape[1:] == now.shape[1:] and len(state) != num_envs

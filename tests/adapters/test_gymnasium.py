@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from envs.tables import go2, twins
+from reference.accelerator import DEVICE
 from torchrl.envs import InitTracker, TransformedEnv
 
 import unilab
@@ -214,6 +215,23 @@ def test_gymnasiums_wrappers_accept_next_step_mode(tmp_path, wrap):
         if "episode" in info:
             assert info["episode"]["l"].tolist() == [5] * 4
     assert ends == 8
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, NEXT_STEP])
+def test_environments_on_an_accelerator_give_the_arrays_of_the_cpu(accelerator, mode):
+    rollouts = []
+    for device in ("cpu", DEVICE):
+        short = {"episode_length_s": 0.1, "num_threads": 1}
+        env = unilab.make("cartpole_swingup", num_envs=4, seed=0, device=device, overrides=short)
+        envs = GymnasiumVectorEnv(env, autoreset_mode=mode)
+        shown = [envs.reset(seed=0)[0]]
+        for action in actions(envs, 12):
+            *step, info = envs.step(action)
+            shown += [*step, *info.get("final_obs", [])]
+        shown.append(envs.reset(options={"reset_mask": np.array([True, False, True, False])})[0])
+        rollouts.append(shown)
+    for on_cpu, on_device in zip(*rollouts, strict=True):
+        assert np.array_equal(on_cpu, on_device)
 
 
 @pytest.mark.parametrize(

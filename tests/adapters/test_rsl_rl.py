@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from envs.tables import ON_TWINS, go2, twins
+from reference.accelerator import DEVICE
 from torchrl.envs import InitTracker, TransformedEnv
 
 import unilab
@@ -110,6 +111,21 @@ def test_clipping_hides_no_bad_action(tmp_path, action, error, named):
     env = RslRlVecEnv(twins(tmp_path))
     with pytest.raises(error, match=named):
         env.step(action)
+
+
+def test_an_environment_on_an_accelerator_gives_the_tensors_of_the_cpu(accelerator):
+    rollouts = []
+    for device in ("cpu", DEVICE):
+        short = {"episode_length_s": 0.1, "num_threads": 1}
+        made = unilab.make("cartpole_swingup", num_envs=4, seed=0, device=device, overrides=short)
+        env, shown = RslRlVecEnv(made), []
+        for action in 2.0 * actions(env, 12):
+            obs, reward, dones, extras = env.step(action.to(device))
+            assert obs["policy"].device.type == made.device.type
+            shown += [obs["policy"].cpu(), reward.cpu(), dones.cpu(), extras["time_outs"].cpu()]
+        rollouts.append(shown)
+    for on_cpu, on_device in zip(*rollouts, strict=True):
+        assert torch.equal(on_cpu, on_device)
 
 
 def test_another_environment_is_refused(tmp_path):

@@ -139,3 +139,21 @@ def test_joint_accelerations_are_those_of_the_control_rate(tmp_path: Path) -> No
             torch.testing.assert_close(got[1].double(), squares[:, 1], rtol=1e-4, atol=1e-5)
         last = rates
         root = env.maybe_reset(root.update(data["next"]))
+
+
+def test_contact_forces_of_the_porting_page_are_the_forces_on_the_feet(tmp_path):
+    """As Isaac Lab's ``net_forces_w``: the ground pushes a standing robot up."""
+    shutil.copy(model_path("go2"), tmp_path)
+    shutil.copy(Path(__file__).parents[2] / "docs/guide/porting/go2_contacts.xml", tmp_path)
+    model = str(tmp_path / "go2_contacts.xml")
+    entities = go2_velocity_flat().scene.entities
+    sensors = tuple(f"{leg}_contact" for leg in LEGS)
+    reward = term(mdp.undesired_contacts, sensor_names=sensors, threshold=1.0)
+    env = go2(1, scene=SceneCfg(model=model, entities=entities), rewards={"contacts": reward})
+    root = env.reset()
+    for _ in range(25):
+        root = env.step(act(env, root))["next"]
+    upward = read(env, sensors)[0, :, 2]
+    weight = 9.81 * env.backend.mj_model.body_mass.sum()
+    assert (upward > 0.0).all()
+    np.testing.assert_allclose(upward.sum(), weight, rtol=0.2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
@@ -63,12 +65,12 @@ class RewardNormalizer:
                 accelerator, where the check would wait for the device, the scale becomes NaN
                 instead, and so does the critic's loss.
         """
-        data = as_ticks(data.select(("next", "reward"), ("next", "done")))
+        data = as_ticks(data)
         rows, ticks = data.batch_size
         reward = data["next", "reward"].reshape(rows, ticks).double()
         done = data["next", "done"].reshape(rows, ticks)
-        if reward.device.type == "cpu" and not (finite := reward.isfinite().all(1)).all():
-            bad = finite.logical_not().nonzero().flatten().tolist()
+        if reward.device.type == "cpu" and not math.isfinite(reward.sum().item()):
+            bad = reward.isfinite().all(1).logical_not().nonzero().flatten().tolist()
             raise NonFiniteError(
                 f"reward must be finite, got NaN or infinity from environments {bad}: look for a "
                 "division or an exponential in the reward",

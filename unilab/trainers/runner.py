@@ -289,7 +289,7 @@ class EpisodeTracker:
 
     def update(self, data: TensorDictBase) -> None:
         """Adds a batch in time order, of the shapes that a collector gives."""
-        data = as_ticks(data.select(("next", "reward"), ("next", "done")))
+        data = as_ticks(data)
         reward, done = (data.get(("next", k)).reshape(data.shape) for k in ("reward", "done"))
         done = done.bool()
         if self._running is None or self._ended is None:

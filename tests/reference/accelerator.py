@@ -42,12 +42,14 @@ import unilab
 _NAME = "emulated"
 _LIBRARY = str(Path(unilab.__file__).parent)
 _backend = SimpleNamespace(  # the functions of torch.cuda that PyTorch calls for any device
-    is_available=lambda: False,  # True while attached
+    is_available=lambda: False,
+    device_count=lambda: 0,
     is_initialized=lambda: True,
     current_device=lambda: 0,
-    device_count=lambda: 1,
     synchronize=lambda device=None: _wait("synchronize"),
     manual_seed_all=lambda seed: None,
+    get_rng_state=lambda device=None: torch.get_rng_state(),
+    set_rng_state=lambda state, device=None: torch.set_rng_state(state),
     _is_in_bad_fork=lambda: False,
 )
 _setup_privateuseone_for_python_backend(_NAME, backend_module=_backend)
@@ -91,7 +93,7 @@ def attached() -> Iterator[Traffic]:
     _traffic.clear()
     _unread.clear()
     with (
-        patch.object(_backend, "is_available", lambda: True),
+        patch.multiple(_backend, is_available=lambda: True, device_count=lambda: 1),
         patch("unilab.checks.DEVICE_TYPES", ("cpu", _NAME)),
         patch("unilab.collectors.placement.SHAREABLE", ("cuda", _NAME)),
         patch("torch.Generator", Generator),

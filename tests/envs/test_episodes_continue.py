@@ -76,8 +76,12 @@ def test_every_task_continues(task):
     assert_continues(env, other)
 
 
-def test_the_state_of_a_new_environment_can_be_returned_to():
-    env = go2_with_everything().make(num_envs=4, device="cpu", seed=0)
+@pytest.mark.parametrize("task", ["go2_with_everything", "dmc/cartpole-swingup"])
+def test_the_state_of_a_new_environment_can_be_returned_to(task):
+    if task == "go2_with_everything":
+        env = go2_with_everything().make(num_envs=4, device="cpu", seed=0)
+    else:
+        env = unilab.make(task, num_envs=4, seed=0, overrides={"num_threads": 1})
     new = env.export_episodes()
     first, _ = steps(env, env.reset(), 20, seed=0)
     for _ in range(2):

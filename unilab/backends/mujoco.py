@@ -102,6 +102,7 @@ class MujocoBackend(SimBackend):
         self._batch.reset(keyframe=self._keyframe, stage=_NONE)
         self._outputs: dict[str, Tensor] = {}
         self._expanded: dict[str, Tensor] = {}
+        self._shared: dict[str, Tensor] = {}
         self._views = {name: self._view(name) for name in (*_STATE_FIELDS, *fields)}
         self._qpos, self._qvel = (self._views[name].numpy() for name in ("qpos", "qvel"))
         self._ctrl = self._views["ctrl"]
@@ -216,6 +217,7 @@ class MujocoBackend(SimBackend):
             ) from error
         if field in _RESET_INPUTS:
             self._fresh = None
+        self._shared.setdefault(field, values[0].clone())
         self._expanded[field] = values
         return values
 
@@ -232,9 +234,14 @@ class MujocoBackend(SimBackend):
         }
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        for name in state["model"]:
+            self.expand(name)
         for part, tensors in self._parts().items():
             for name, tensor in tensors.items():
-                tensor.copy_(state[part][name])
+                # A field that was shared by all environments then has the model's values.
+                value = state[part].get(name, self._shared.get(name))
+                if value is not None:
+                    tensor.copy_(value)
         if _DERIVED_FROM.intersection(self._expanded):
             self.set_const()
 

@@ -246,6 +246,9 @@ def reader_gone(case: Case) -> None:
         arguments = [str(case.run)] if command in ("plot", "play") else []
         arguments += ["--robots", "1"] if command == "play" else []
         case.command(command, *arguments, **job)
+        streams_of = Path(f"/proc/{case.pid}/fd")
+        while not any(pipe.samefile(streams_of / n) for n in "12"):  # it opens the pipe itself
+            time.sleep(0.001)
         os.close(reader)
         case.ends(0, 141)
 

@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import mujoco
 import pytest
-import torch
 from backends.conftest import RIG
-from reference.carts import TIMESTEP, AllAtOnce, Carts
+from reference.carts import AllAtOnce, Carts
 
 from unilab.backends import MujocoBackend, assert_backend_conforms
 from unilab.tasks.velocity.go2 import go2_velocity_flat
@@ -111,27 +110,6 @@ class OneModelLeak(Carts):
         self._inverse[2] = self._inverse[4]
 
 
-class EndlessRails(Carts):
-    def _substep(self):
-        before = self._views["qpos"].clone(), self._views["qvel"].clone()
-        super()._substep()
-        out = self._views["qpos"].abs() == 5.0
-        x, v = (torch.where(out, b, now) for b, now in zip(before, self._motion(), strict=True))
-        self._views["qpos"].copy_(torch.where(out, x + TIMESTEP * v, x))
-        self._views["qvel"].copy_(v)
-
-    def _motion(self):
-        return self._views["qpos"], self._views["qvel"]
-
-
-class FreeControls(Carts):
-    """Forces follow the controls beyond their range."""
-
-    def step_tensor(self, ctrl, nstep):
-        super().step_tensor(ctrl, nstep)
-        self._force.copy_(ctrl)
-
-
 LOOSE = RIG.replace('<joint joint1="elbow" joint2="wrist"/>', "")
 GEARED = RIG.replace('joint="shoulder" kp', 'joint="shoulder" gear="-2" kp')
 
@@ -155,8 +133,6 @@ def published(**values):
 BROKEN = {
     OneLeak: "rows are deterministic and independent: .* differs beside .* of row 0",
     OneModelLeak: "rows are deterministic and independent: .* differs beside .* of row 4",
-    EndlessRails: "joints stay in their ranges: joint 'left'",
-    FreeControls: "actuators have their gains and limits: .*'left_push'.*ctrl_range",
     CopiedViews: "views are live: qpos",
     LateSensors: "sensors are current with the state: sensor:gap",
     CoupledRows: "rows are deterministic and independent",
@@ -184,10 +160,7 @@ def test_c16_faulty_backend_is_found_by_its_clause(backend):
         ({"stiffness": 20.5}, "actuators have their gains and limits: .*'shoulder'"),
         ({"gain": 19.0}, "actuators have their gains and limits: .*'shoulder'"),
         ({"damping": -1.0}, "actuators have their gains and limits: .*'shoulder'"),
-        (
-            {"force_range": (-9.5, 9.0)},
-            "actuators have their gains and limits: .*'shoulder'",
-        ),
+        ({"force_range": (-9.5, 9.0)}, "actuators have their gains and limits: .*'shoulder'"),
         ({"ctrl_range": (-2.0, 0.6)}, "actuators have their gains and limits: .*ctrl_range"),
     ],
 )

@@ -9,19 +9,10 @@ import pytest
 import torch
 from envs.tables import act, assert_bitwise_equal, drive
 from reference.accelerator import DEVICE
+from reference.everything import FRICTION, go2_with_everything
 
 import unilab
-from unilab.envs import (
-    CurriculumTermCfg,
-    EventTermCfg,
-    ManagerBasedRlEnv,
-    MetricsTermCfg,
-    NanGuardCfg,
-    RecorderTermCfg,
-    SceneEntityCfg,
-    TerminationTermCfg,
-    mdp,
-)
+from unilab.envs import EventTermCfg, ManagerBasedRlEnv, NanGuardCfg, mdp
 from unilab.envs.nan_guard import replay_dump
 from unilab.errors import NonFiniteError
 from unilab.tasks import SUITE_TASKS, TASKS
@@ -91,79 +82,19 @@ def test_a_step_waits_only_for_its_checks_and_for_episodes_that_end(accelerator)
 
 
 def everything(tmp_path):
-    """The Go2 task with events of all kinds at resets and in between, and every other manager."""
-    cfg = go2_velocity_flat()
-    legs = SceneEntityCfg("robot", joint_names=("F._.*",), body_names=("base", "FL_calf"))
-    feet = SceneEntityCfg("robot", geom_names=("FL", "FR"))
-    share = (0.9, 1.1)
-    mass = {"mass_distribution_params": share, "operation": "scale", "asset_cfg": legs}
-    joints = {
-        "friction_distribution_params": share,
-        "armature_distribution_params": share,
-        "damping_distribution_params": share,
-        "asset_cfg": legs,
-    }
-    gains = {
-        "stiffness_distribution_params": share,
-        "damping_distribution_params": share,
-        "distribution": "log_uniform",
-        "asset_cfg": legs,
-    }
-    friction = {"friction_distribution_params": (0.3, 1.2), "asset_cfg": feet}
-    gravity = {"gravity_distribution_params": ((0.0, 0.0, -0.1), (0.0, 0.0, 0.1))}
-    com = {"com_range": {"x": (-0.03, 0.03)}, "asset_cfg": legs}
-    at_reset = {
-        mdp.randomize_rigid_body_mass: mass,
-        mdp.randomize_rigid_body_com: com,
-        mdp.randomize_geom_friction: friction,
-        mdp.randomize_joint_parameters: joints,
-        mdp.randomize_actuator_gains: gains,
-        mdp.randomize_physics_scene_gravity: gravity,
-        mdp.randomize_encoder_bias: {"bias_range": (-0.01, 0.01), "asset_cfg": legs},
-    }
-    reset = {
-        func.__name__: EventTermCfg(func=func, mode="reset", params=params)
-        for func, params in at_reset.items()
-    }
-    interval = {
-        "push": replace(cfg.events["push"], interval_range_s=(0.1, 0.1)),  # every 5 steps
-        "ground": EventTermCfg(
-            func=mdp.randomize_geom_friction,
-            mode="interval",
-            interval_range_s=(0.14, 0.14),  # every 7 steps
-            params=friction,
-        ),
-    }
-    command = cfg.commands["base_velocity"]
-    facing = replace(command.ranges, heading=(-3.0, 3.0))
-    stages = [{"step": 0, "lin_vel_x": (-0.1, 0.1)}, {"step": 7, "lin_vel_x": (-1.0, 1.0)}]
-    widen = {"command_name": "base_velocity", "velocity_stages": stages}
+    """Every manager, with a push every 5 steps and new ground every 7."""
+    cfg = go2_with_everything()
+    ground = EventTermCfg(
+        func=mdp.randomize_geom_friction,
+        mode="interval",
+        interval_range_s=(0.14, 0.14),
+        params=FRICTION,
+    )
+    push = replace(cfg.events["push"], interval_range_s=(0.1, 0.1))
     return replace(
         cfg,
-        num_threads=1,
-        episode_length_s=0.3,  # 15 steps
-        events={**cfg.events, **reset, **interval},
-        actions={
-            "joint_pos": replace(cfg.actions["joint_pos"], delay_max_lag=3, delay_update_period=2)
-        },
-        observations={
-            **cfg.observations,
-            "obs": replace(cfg.observations["obs"], history_length=3),
-        },
-        commands={
-            "base_velocity": replace(
-                command, resampling_time_range=(0.06, 0.1), heading_command=True, ranges=facing
-            )
-        },
-        terminations={**cfg.terminations, "diverged": TerminationTermCfg(func=mdp.nan_detection)},
-        metrics={"speed": MetricsTermCfg(func=mdp.joint_vel_l2)},
-        curriculum={"widen": CurriculumTermCfg(func=mdp.commands_vel, params=widen)},
-        recorders={
-            "input": RecorderTermCfg(func=mdp.policy_observation, mode="pre_step"),
-            "action": RecorderTermCfg(func=mdp.last_action, mode="post_step"),
-            "begins": RecorderTermCfg(func=mdp.base_lin_vel, mode="post_reset"),
-            "ends": RecorderTermCfg(func=mdp.base_lin_vel, mode="pre_reset"),
-        },
+        init_at_random_ep_len=False,
+        events={**cfg.events, "push": push, "ground": ground},
         nan_guard=NanGuardCfg(output_dir=tmp_path),
     )
 
@@ -179,7 +110,7 @@ def test_events_commands_delays_recorders_and_curriculum_do_what_they_do_on_the_
         ends.append((data, episodes, {k: v for k, v in metrics.items() if "Perf/" not in k}))
     (data, episodes, metrics), (data_here, episodes_here, metrics_here) = ends
     assert_bitwise_equal(data, data_here)
-    assert len(episodes) == len(episodes_here) == N
+    assert len(episodes) == len(episodes_here) == 2  # of the recorded environments
     for there, here in zip(episodes, episodes_here, strict=True):
         assert_bitwise_equal(there, here)
     assert metrics == metrics_here

@@ -360,22 +360,21 @@ def test_a_turned_root_turns_about_the_axes_of_its_home_pose(tmp_path):
     np.testing.assert_allclose(quat, expected, atol=1e-6)
 
 
-BAD_RESETS = {
-    "'twins' is fixed": (mdp.reset_root_state_uniform, "twins"),
-    "'ball' has no joints": (mdp.reset_joints_by_offset, "ball"),
-}
-
-
-@pytest.mark.parametrize("named", BAD_RESETS)
-def test_reset_of_what_an_entity_lacks_is_refused(tmp_path, named):
-    func, entity = BAD_RESETS[named]
-    params = {
-        "twins": {"pose_range": {}, "velocity_range": {}},
-        "ball": {"position_range": (0.0, 1.0), "velocity_range": (0.0, 0.0)},
-    }[entity]
-    params["asset_cfg"] = SceneEntityCfg(entity)
+@pytest.mark.parametrize(
+    ("func", "entity", "ranges"),
+    [
+        (mdp.reset_root_state_uniform, "twins", {"pose_range": {}, "velocity_range": {}}),
+        (
+            mdp.reset_joints_by_offset,
+            "ball",
+            {"position_range": (0.0, 1.0), "velocity_range": (0.0, 0.0)},
+        ),
+    ],
+)
+def test_reset_of_what_an_entity_lacks_is_refused(tmp_path, func, entity, ranges):
+    params = {"asset_cfg": SceneEntityCfg(entity), **ranges}
     event = EventTermCfg(func=func, mode="reset", params=params)
-    with pytest.raises(CapabilityError, match=f"'bad'.*{named}"):
+    with pytest.raises(CapabilityError, match=f"'bad'.*'{entity}'"):
         twins(tmp_path, scene=ball_scene(tmp_path), events={"bad": event})
 
 

@@ -219,14 +219,6 @@ def test_position_loop_and_policy_see_the_same_encoder(tmp_path):
     torch.testing.assert_close(pos, torch.tensor([[0.5, -1.0, 0.3, 0.2]] * 2), rtol=0, atol=1e-6)
 
 
-def test_effort_limits_of_the_cartpole_are_newtons():
-    env = unilab.make("cartpole_swingup", num_envs=1, seed=0, overrides={"num_threads": 1})
-    data = env.deployment_metadata()
-    env.close()
-    assert (data["control_limits"], data["action_units"]) == ([[-10.0, 10.0]], ["N"])
-    assert data["action_scale"] == [10.0]
-
-
 @pytest.mark.parametrize("kind", ["intvelocity", "velocity", "motor"])
 def test_actuator_whose_control_is_no_target_is_refused(tmp_path, kind):
     gain = {"intvelocity": 'kp="1" actrange="-9 9"', "velocity": 'kv="1"'}.get(kind, "")

@@ -43,12 +43,12 @@ def metrics(env: Any) -> dict[str, float]:
 
 
 def assert_continues(env: Any, other: Any) -> None:
-    _, root = steps(env, env.reset(), 37, seed=0)
+    _, root = steps(env, env.reset(), 22, seed=0)
     saved = on_disk(env.export_episodes())
-    expected, _ = steps(env, root, 33, seed=1)
+    expected, _ = steps(env, root, 20, seed=1)
     steps(other, other.reset(), 5, seed=2)
     other.import_episodes(saved)
-    continued, _ = steps(other, root, 33, seed=1)
+    continued, _ = steps(other, root, 20, seed=1)
     assert_bitwise_equal(expected, continued)
     assert metrics(env) == metrics(other)
     assert expected["next", "done"].any()
@@ -71,7 +71,7 @@ def test_all_that_a_managed_task_may_keep_continues(device):
     [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in registry.names()],
 )
 def test_every_task_continues(task):
-    brief = {"episode_length_s": 0.5, "num_threads": 1}
+    brief = {"episode_length_s": 0.3, "num_threads": 1}
     env, other = (unilab.make(task, num_envs=3, seed=s, overrides=brief) for s in (0, 1))
     assert_continues(env, other)
 

@@ -55,14 +55,6 @@ class Plain(ManagerTermBase):
         self.of()[env_ids] = 0.0
 
 
-class InList(Plain):
-    def make(self, n):
-        return [n, torch.zeros(3)]
-
-    def of(self):
-        return self.kept[0]
-
-
 class InTensorDict(Plain):
     def make(self, n):
         return {"n": (TensorDict({"n": n}, [len(n)]),)}
@@ -81,13 +73,6 @@ class Later(Plain):
         if self.kept is None:
             self.kept = torch.zeros(self._env.num_envs, 1)
         return self.kept
-
-
-class Replaced(Plain):
-    """Makes a new tensor in each call."""
-
-    def count(self):
-        self.kept = self.kept + 1.0
 
 
 @dataclass(slots=True)
@@ -170,8 +155,7 @@ class InNumpy(Plain):
         return torch.from_numpy(self.kept)
 
 
-KINDS = [Plain, InList, InTensorDict, Later, Replaced, InHelper, InModule, InDeque, Swapped]
-KINDS += [InNumpy]
+KINDS = [Plain, InTensorDict, Later, InHelper, InModule, InDeque, Swapped, InNumpy]
 
 
 @pytest.mark.parametrize("kind", KINDS)

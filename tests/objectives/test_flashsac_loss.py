@@ -252,13 +252,6 @@ def test_priority_weights_weigh_the_rows():
     assert rows.std(0).min() > 0
 
 
-@pytest.mark.parametrize(("reward", "clipped"), [(-40.0, 1.0), (0.0, 0.0), (40.0, 1.0)])
-def test_rewards_beyond_the_support_are_seen_in_q_clipped(reward, clipped):
-    batch = tiny_batch()
-    batch["next", "reward"] = torch.full((8, 1), reward)
-    assert tiny_loss(gamma=0.9)(batch)["q_clipped"].item() == pytest.approx(clipped, abs=1e-6)
-
-
 def test_a_batch_with_time_is_refused():
     with pytest.raises(ConfigError, match=r"\[16, 2, 3\].*reshape"):
         tiny_loss()(tiny_batch(16).reshape(8, 2))

@@ -12,12 +12,53 @@ from unilab.envs import (
     EventTermCfg,
     ManagerBasedRlEnv,
     ManagerTermBase,
+    MetricsTermCfg,
     RecorderTermCfg,
     RecordingCfg,
+    SceneEntityCfg,
+    TerminationTermCfg,
     mdp,
 )
 from unilab.tasks.velocity.go2 import go2_velocity_flat
 from unilab.tasks.velocity.velocity_env_cfg import VelocityEnvCfg
+
+LEGS = SceneEntityCfg("robot", joint_names=("F._.*",), body_names=("base", "FL_calf"))
+SHARE = (0.9, 1.1)
+FRICTION = {
+    "friction_distribution_params": (0.3, 1.2),
+    "asset_cfg": SceneEntityCfg("robot", geom_names=("FL", "FR")),
+}
+RANDOMIZED = {
+    mdp.randomize_geom_friction: FRICTION,
+    mdp.randomize_rigid_body_mass: {
+        "mass_distribution_params": SHARE,
+        "operation": "scale",
+        "asset_cfg": LEGS,
+    },
+    mdp.randomize_rigid_body_com: {"com_range": {"x": (-0.03, 0.03)}, "asset_cfg": LEGS},
+    mdp.randomize_joint_parameters: {
+        "friction_distribution_params": SHARE,
+        "armature_distribution_params": SHARE,
+        "damping_distribution_params": SHARE,
+        "asset_cfg": LEGS,
+    },
+    mdp.randomize_actuator_gains: {
+        "stiffness_distribution_params": SHARE,
+        "damping_distribution_params": SHARE,
+        "distribution": "log_uniform",
+        "asset_cfg": LEGS,
+    },
+    mdp.randomize_physics_scene_gravity: {
+        "gravity_distribution_params": ((0.0, 0.0, -0.1), (0.0, 0.0, 0.1))
+    },
+    mdp.randomize_encoder_bias: {"bias_range": (-0.01, 0.01), "asset_cfg": LEGS},
+}
+RECORDED = {
+    "pre_step": mdp.policy_observation,
+    "post_step": mdp.last_action,
+    "post_reset": mdp.base_lin_vel,
+    "pre_reset": mdp.base_ang_vel,
+}
 
 
 class Stages(ManagerTermBase):
@@ -42,29 +83,40 @@ class Stages(ManagerTermBase):
 
 
 def go2_with_everything() -> VelocityEnvCfg:
-    """Go2 with all that an environment may keep from step to step."""
+    """Go2 with every manager, and events of all kinds at resets and in between."""
     cfg = go2_velocity_flat()
     obs, command = cfg.observations["obs"], cfg.commands["base_velocity"]
     late = {"delay_max_lag": 2, "history_length": 2}
-    friction = {"friction_distribution_params": (0.3, 1.2)}
+    terms = {**obs.terms, "joint_pos": replace(obs.terms["joint_pos"], **late)}
+    events = {
+        func.__name__: EventTermCfg(func=func, mode="reset", params=params)
+        for func, params in RANDOMIZED.items()
+    }
     return replace(
         cfg,
         num_threads=1,
-        episode_length_s=0.3,
+        episode_length_s=0.3,  # 15 steps
         init_at_random_ep_len=True,
-        observations={
-            **cfg.observations,
-            "obs": replace(
-                obs, terms={**obs.terms, "joint_pos": replace(obs.terms["joint_pos"], **late)}
-            ),
+        observations={**cfg.observations, "obs": replace(obs, terms=terms)},
+        actions={
+            "joint_pos": replace(cfg.actions["joint_pos"], delay_max_lag=3, delay_update_period=2)
         },
-        commands={"base_velocity": replace(command, resampling_time_range=(0.05, 0.2))},
+        commands={
+            "base_velocity": replace(
+                command,
+                resampling_time_range=(0.05, 0.2),
+                heading_command=True,
+                ranges=replace(command.ranges, heading=(-3.0, 3.0)),
+            )
+        },
         events={
             **cfg.events,
+            **events,
             "push": replace(cfg.events["push"], interval_range_s=(0.05, 0.2)),
-            "ground": EventTermCfg(func=mdp.randomize_geom_friction, mode="reset", params=friction),
         },
+        terminations={**cfg.terminations, "diverged": TerminationTermCfg(func=mdp.nan_detection)},
+        metrics={"speed": MetricsTermCfg(func=mdp.joint_vel_l2)},
         curriculum={"stages": CurriculumTermCfg(func=Stages)},
-        recorders={"torques": RecorderTermCfg(func=mdp.joint_torques_l2, mode="post_step")},
+        recorders={mode: RecorderTermCfg(func=func, mode=mode) for mode, func in RECORDED.items()},
         recording=RecordingCfg(num_envs=2),
     )

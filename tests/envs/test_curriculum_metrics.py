@@ -1,16 +1,11 @@
 """Curricula, metrics, and terms with a memory."""
 
-from dataclasses import replace
-
 import pytest
 import torch
-from envs.tables import act, drive, go2, physics_state, twins, twins_cfg
-from tensordict import TensorDict
+from envs.tables import act, drive, go2, twins
 
 from unilab.envs import (
     CurriculumTermCfg,
-    EventTermCfg,
-    ManagerBasedRlEnv,
     ManagerTermBase,
     MetricsTermCfg,
     ObservationGroupCfg,
@@ -104,30 +99,6 @@ def test_curriculum_continues_from_a_checkpoint(tmp_path):
     assert [step for step, _ in log[1:]] == [1000, 1005]
 
 
-def failing(env, env_ids):
-    torch.rand(3, generator=env.generator)
-    if env.common_step_counter == 3:
-        raise ZeroDivisionError
-
-
-def test_c12_failing_curriculum_changes_nothing(tmp_path):
-    """It runs before the reset is written."""
-    env, other = (
-        twins(tmp_path, curriculum={"bad": CurriculumTermCfg(func=failing)}) for _ in range(2)
-    )
-    for each in (env, other):
-        drive(each, 3)
-    physics, generator = physics_state(env), env.generator.get_state()
-    with pytest.raises(ZeroDivisionError):
-        env.reset()
-    assert torch.equal(physics_state(env), physics)
-    assert torch.equal(env.generator.get_state(), generator)
-    assert env.episode_length.tolist() == [3, 3, 3, 3]
-    for each in (env, other):
-        each.step(act(each, TensorDict(batch_size=4)))
-    assert torch.equal(env.reset()["obs"], other.reset()["obs"])
-
-
 def step_number(env):
     return env.episode_length.float()
 
@@ -165,23 +136,3 @@ def test_stateful_observation_gets_its_parameters(tmp_path):
     env = twins(tmp_path, observations={"obs": obs})
     shown = drive(env, 7)["obs"][0, :, 0].tolist()
     assert shown == [11, 12, 13, 14, 15, 11, 12]
-
-
-def test_c12_failing_reset_does_not_clear_stateful_terms(tmp_path):
-    def explode(env, env_ids):
-        if env.episode_length.any():
-            raise ZeroDivisionError
-
-    cfg = twins_cfg(tmp_path)
-    obs = ObservationGroupCfg(terms={"count": ObservationTermCfg(func=Count)})
-    events = {**cfg.events, "explode": EventTermCfg(func=explode, mode="reset")}
-    env = ManagerBasedRlEnv(
-        replace(cfg, observations={"obs": obs}, events=events), num_envs=4, seed=0
-    )
-    last = drive(env, 3)["next", "obs"][0, -1]
-    physics = physics_state(env)
-    with pytest.raises(ZeroDivisionError):
-        env.reset()
-    assert torch.equal(physics_state(env), physics)
-    following = env.step(act(env, env.fake_tensordict()))["next", "obs"][0]
-    assert following.tolist() == (last + 1.0).tolist()

@@ -54,7 +54,7 @@ def assert_continues(env: Any, other: Any) -> None:
     assert expected["next", "done"].any()
 
 
-@pytest.mark.parametrize("device", ["cpu", DEVICE])
+@pytest.mark.parametrize("device", ["cpu", pytest.param(DEVICE, marks=pytest.mark.slow)])
 @pytest.mark.usefixtures("accelerator")
 def test_all_that_a_managed_task_may_keep_continues(device):
     env, other = (

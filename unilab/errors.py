@@ -63,7 +63,7 @@ def did_you_mean(name: str, options: Iterable[str]) -> str:
 
 @contextmanager
 def mujoco_imports() -> Iterator[None]:
-    """Import MuJoCo, which fails if it cannot load the OpenGL library that ``MUJOCO_GL`` names."""
+    """Explain the error of a MuJoCo import without the OpenGL library that ``MUJOCO_GL`` names."""
     try:
         yield
     except Exception as error:

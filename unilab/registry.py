@@ -211,7 +211,7 @@ def _find(name: str) -> str | CfgFactory:
     if name not in _registered:
         raise ConfigError(
             f"no task named {name!r}{did_you_mean(name, _registered)}: `unilab list` shows the "
-            "tasks; only the program that registers others knows them"
+            "tasks; your own is known only to the program that registers it"
         )
     return _registered[name]
 

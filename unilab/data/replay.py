@@ -92,7 +92,7 @@ def make_replay_buffer(
 
 
 class _ReplayBuffer(TensorDictReplayBuffer):
-    """TorchRL's buffer; empty means no ticks held back and no batches sampled ahead, too."""
+    """TorchRL's buffer, whose ``empty`` drops ticks held back and batches sampled ahead too."""
 
     def empty(self, empty_write_count: bool = True) -> None:
         with self._futures_lock:

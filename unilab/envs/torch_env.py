@@ -452,7 +452,7 @@ class TorchEnv(EnvBase):
         self._state.control_steps = steps
 
     def export_episodes(self) -> dict[str, Any]:
-        """The episodes under way: all that later steps depend on, physics and generator included.
+        """The running episodes: all that later steps depend on, physics and generator included.
 
         Nested dicts of tensors on the CPU and plain values; empty if the task cannot be saved, and
         once the environment has failed or is closed.

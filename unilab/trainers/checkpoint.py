@@ -235,7 +235,7 @@ class ReplayContents:
         self._buffer.load_state_dict(state)
 
     def begin_episodes(self) -> None:
-        """Join the next ticks to none of those before."""
+        """Drop the ticks held back, because the next ones belong to other episodes."""
         for transform in self._buffer._transform:
             getattr(transform, "empty", int)()
 

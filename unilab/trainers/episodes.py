@@ -1,4 +1,4 @@
-"""Episodes under way: the part of a checkpoint from which a synchronous run continues exactly."""
+"""Running episodes: the part of a checkpoint from which a synchronous run continues exactly."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unilab.trainers.checkpoint import Stateful
 
 
 class Episodes:
-    """The episodes under way in a collector, saved with it and continued in another one.
+    """The running episodes of a collector, saved with it and continued in another one.
 
     Saved are the environment with its physics and generator, the collector's current
     observations, the policy's exploration noise and the returns so far. Only TorchRL's

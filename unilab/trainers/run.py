@@ -103,8 +103,8 @@ class Run:
     def attach(self, collector: Any, returns: Stateful) -> None:
         """Save the episodes in a collector and their ``returns`` so far with each checkpoint.
 
-        In a resumed run those of the checkpoint continue first. If they cannot, new ones begin, and
-        a line says why.
+        In a resumed run the checkpoint's episodes continue. If they cannot, new ones begin, and a
+        line says why.
         """
         if self.episodes is None:
             return
@@ -167,7 +167,7 @@ class Run:
 
 @contextmanager
 def warning_if_unwritable() -> Iterator[None]:
-    """Make a file that the disk refuses a warning, because training can continue."""
+    """Turn the error of a file that cannot be written into a warning: training can continue."""
     try:
         yield
     except CheckpointError as error:

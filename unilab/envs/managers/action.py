@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ActionTermCfg(DelayCfg):
-    """Actuators driven by a block of action columns: ``ctrl = offset + scale * action``."""
+    """Actuators driven by a block of action columns, by ``offset + scale * action``."""
 
     actuator_names: Patterns = (".*",)
     """Regular expressions, each matched against whole actuator names."""
@@ -33,8 +33,11 @@ class ActionTermCfg(DelayCfg):
 
 @dataclass(frozen=True, kw_only=True)
 class JointPositionActionCfg(ActionTermCfg):
-    """Targets of the joints of position actuators, in rad (m) about an offset, as their encoders
-    read them: :func:`~unilab.envs.mdp.randomize_encoder_bias` moves the joints."""
+    """Targets of the joints of position actuators, in rad (m), relative to an offset.
+
+    A target is a reading of the joint's encoder: with
+    :func:`~unilab.envs.mdp.randomize_encoder_bias` the joint moves to the target minus the bias.
+    """
 
     use_default_offset: bool = True
     """Whether action 0 is the home pose, the joints' ``qpos`` in the keyframe; otherwise 0."""

@@ -1,4 +1,4 @@
-"""Curriculum: changes to a task as training goes on."""
+"""Curriculum: changes to a task during training."""
 
 from __future__ import annotations
 

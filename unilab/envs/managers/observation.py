@@ -171,7 +171,7 @@ class ObservationManager:
         """Copies of the last observation, ``[num_envs, width]`` by group.
 
         The environment updates delays, histories and the terms' own state once a step, and once for
-        the rows of a reset. To do this from elsewhere makes observations of a step that was not.
+        the rows of a reset. ``update_history=True`` elsewhere is like one more step for them.
 
         Args:
             update_history: compute new observations, and advance delays and histories.

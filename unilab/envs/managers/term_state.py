@@ -1,8 +1,8 @@
 """The state of terms: everything that their objects remember, found, saved and restored.
 
-State are tensors, NumPy arrays, random generators and plain values (numbers, flags, text, None) in
-an object's attributes, also in lists, tuples, dicts, TensorDicts, modules and helper objects. What
-belongs to the environment or to another term is not part of it, nor are frozen dataclasses without
+This is every tensor, NumPy array, random generator and plain value (number, flag, text, None) in an
+object's attributes, also in lists, tuples, dicts, TensorDicts, modules and helper objects. What
+belongs to the environment or to another term is left out, and so are frozen dataclasses without
 tensors, which are settings.
 """
 
@@ -47,7 +47,7 @@ _ABSENT = object()
 def save_state(value: Any, env: ManagerBasedRlEnv) -> Any:
     """The state of an object of ``env`` as nested dicts and lists of CPU tensors and plain values.
 
-    Whatever else is in them is left out, or None in a list.
+    Other values are left out, or None in a list.
     """
     return _saved(value, _shared(env) - {id(value)})
 
@@ -239,7 +239,7 @@ def _loaded(now: Any, state: Any, others: set[int], env: ManagerBasedRlEnv, name
             raise ConfigError(
                 f"{name} must have the shape {tuple(now.shape)}, as in this task, got {got}"
             )
-        if state.shape != now.shape:  # it changes as time goes on
+        if state.shape != now.shape:  # it changes with time
             copied = state.to(env.device, copy=True)
             return copied if isinstance(now, Tensor) else copied.cpu().numpy()
         with torch.no_grad():

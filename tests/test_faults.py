@@ -12,7 +12,7 @@ SCRIPT = Path(__file__).parents[1] / "benchmarks" / "inject_faults.py"
 
 
 @pytest.mark.slow
-def test_c15_c33_c34_faults_end_in_one_line_and_leave_nothing():
+def test_c15_c34_c35_c36_faults_end_in_one_line_and_leave_nothing():
     """One fault of each kind, at a random time."""
     if subprocess.run(["unshare", "-mr", "true"], capture_output=True).returncode:
         pytest.skip("mount namespaces may not be made here")

@@ -38,6 +38,12 @@ Count = Annotated[int, "at least 1"]
 DEVICE_TYPES = ("cpu", "cuda")
 """Devices that terms can run on."""
 
+_REMOVED = {
+    "training": ("sim_carrier_device", "inference_transport"),
+    "env": ("sim_carrier_device", "manager_torch_device"),
+}
+"""Keys that ``training.collector_tensor_device`` replaced (ADR-0018)."""
+
 # Numbers end up in float32 tensors, where a larger one would be infinite.
 _LARGEST = 3.4028234663852886e38
 _WORDS = {
@@ -144,6 +150,16 @@ def to_seed(value: Any) -> int | None:
     if _expected(value, int) or not 0 <= value < 2**32:
         raise ConfigError(f"seed must be None or an integer from 0 to 2^32 - 1, got {value!r}")
     return int(value)
+
+
+def refuse_removed(section: str, settings: Any) -> None:
+    """Refuse a table of ``training`` or ``env`` with a key that no longer exists."""
+    for key in _REMOVED[section]:
+        if isinstance(settings, Mapping) and key in settings:
+            raise ConfigError(
+                f"{section}.{key} was removed: set training.collector_tensor_device, or device of "
+                "unilab.make, instead"
+            )
 
 
 def to_device(value: Any) -> torch.device:

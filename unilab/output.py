@@ -27,6 +27,7 @@ def exit_code(run: Callable[[], int | None]) -> int:
     ``HYDRA_FULL_ERROR=1`` it is raised. Ctrl-C is 130. A standard output that nobody reads any
     more, as after ``| head``, is 141.
     """
+    _open_standard_streams()
     try:
         with mujoco_imports():
             code = run() or 0

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import unilab.tasks
-from unilab.checks import replace, to_device, to_num_envs, to_seed
+from unilab.checks import refuse_removed, replace, to_device, to_num_envs, to_seed
 from unilab.errors import ConfigError, did_you_mean, mujoco_imports
 from unilab.tasks import SUITES
 
@@ -147,18 +147,8 @@ def config(name: str, overrides: Mapping[str, Any] | None = None) -> Any:
     if isinstance(factory, str):
         with mujoco_imports():
             factory = pkgutil.resolve_name(factory)
-    refuse_removed(overrides or {})
+    refuse_removed("env", overrides)
     return replace(factory(), overrides or {})
-
-
-def refuse_removed(overrides: Mapping[str, Any]) -> None:
-    """Refuse settings of environments that no longer exist (ADR-0018 C10)."""
-    for key in ("sim_carrier_device", "manager_torch_device"):
-        if key in overrides:
-            raise ConfigError(
-                f"env.{key} was removed: set training.collector_tensor_device of a training run, "
-                "or device of unilab.make, instead"
-            )
 
 
 def factory(

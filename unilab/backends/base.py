@@ -243,8 +243,8 @@ class SimBackend(ABC):
     def get_state_views(self) -> Mapping[str, Tensor]:
         """Live views of the state fields, ``[num_envs, width]``, without a copy.
 
-        ``qfrc_actuator``, if there is one, are the actuators' torques in the last substep or, after
-        a write, in the written state.
+        ``qfrc_actuator``, if there is one, holds the actuators' torques of the last substep or,
+        after a write, of the written state.
         """
 
     @abstractmethod

@@ -92,8 +92,10 @@ def resolve_collector_tensor_placement(
 
 
 def _with_index(device: torch.device) -> torch.device:
-    if device.type == "cpu" or device.index is not None:
-        return torch.device("cpu") if device.type == "cpu" else device
+    if device.type == "cpu":
+        return torch.device("cpu")
+    if device.index is not None:
+        return device
     current = torch.accelerator.current_accelerator(check_available=True)
     here = current is not None and current.type == device.type
     return torch.device(device.type, torch.accelerator.current_device_index() if here else 0)

@@ -29,7 +29,7 @@ _CONTEXT: Any = get_context("spawn")
 _POLL_S = 0.25
 """Interval of the checks whether the process is alive, while it sends nothing."""
 _SILENT_S = 60.0
-"""How long a start is waited for without a warning."""
+"""Seconds of a start after which a warning says what the learner waits for."""
 _STARTING = (Phase.START, Phase.BUILD, Phase.RESET)
 _PHASES = {
     Phase.START: "while it started",
@@ -271,10 +271,9 @@ class EnvProcess:
                 raise self._died()
             if self.phase != phase:
                 waited, phase = 0.0, self.phase
-            starts = phase in _STARTING
-            setting = "start_timeout_s" if starts else "step_timeout_s"
+            setting = "start_timeout_s" if phase in _STARTING else "step_timeout_s"
             limit = getattr(self, setting)
-            if starts and not warned and waited > min(_SILENT_S, limit / 2):
+            if phase in _STARTING and not warned and waited > min(_SILENT_S, limit / 2):
                 warned = True
                 warnings.warn(
                     f"waiting for the environment process {_PHASES[phase]} for {waited:.0f} s; it "

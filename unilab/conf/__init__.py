@@ -19,16 +19,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from unilab import registry
-from unilab.checks import build
+from unilab.checks import build, refuse_removed
 from unilab.conf.algorithms import algorithm, register_algorithm
 from unilab.errors import CheckpointError, ConfigError, first_line
 from unilab.record import RunFolder
 from unilab.tasks import SUITE_TASKS
 
 __all__ = ["checked_settings", "compose", "register_algorithm"]
-
-_REMOVED = ("sim_carrier_device", "inference_transport")
-"""Keys of ``training`` that ``training.collector_tensor_device`` replaced (ADR-0018)."""
 
 
 def compose(overrides: Sequence[str] = (), cfg: type | None = None) -> Any:
@@ -107,17 +104,8 @@ def resolve(config: DictConfig, overrides: Sequence[str], cfg: type) -> Any:
 
 def checked_settings(values: Mapping[str, Any], cfg: type) -> Any:
     """Build settings from nested tables, e.g. the ``config`` of a run's ``run_config.json``."""
-    training, env = (
-        table if isinstance(table := values.get(name), Mapping) else {}
-        for name in ("training", "env")
-    )
-    for key in _REMOVED:
-        if key in training:
-            raise ConfigError(
-                f"training.{key} was removed: set training.collector_tensor_device to auto, cpu or "
-                "cuda instead"
-            )
-    registry.refuse_removed(env)
+    for section in ("training", "env"):
+        refuse_removed(section, values.get(section))
     return build(cfg, values)
 
 

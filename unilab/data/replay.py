@@ -200,7 +200,7 @@ class _NStep:
         self.empty()
 
     def empty(self) -> None:
-        """Start without earlier ticks."""
+        """Drop the ticks held back."""
         self._multi_step = MultiStepTransform(*self._settings)
         self._held: TensorDictBase | None = None  # The last n_step ticks, [n_step, N].
         self._ticks = 0

@@ -53,9 +53,11 @@ def deployment_metadata(env: ManagerBasedRlEnv) -> dict[str, Any]:
         "action_units": units,
         "action_low": _floats(env.action_spec.space.low[0]),
         "action_high": _floats(env.action_spec.space.high[0]),
-        "action_scale": [_finite(column.unit * column.scale) for column in columns],
-        "action_offset": [_finite(column.zero + column.unit * column.offset) for column in columns],
-        "control_limits": [_at_joint(c.actuator.ctrl_range, c.unit, c.zero) for c in columns],
+        "action_scale": [_finite(c.joint_gain * c.scale) for c in columns],
+        "action_offset": [_finite(c.joint_bias + c.joint_gain * c.offset) for c in columns],
+        "control_limits": [
+            _at_joint(c.actuator.ctrl_range, c.joint_gain, c.joint_bias) for c in columns
+        ],
         "effort_limits": [_at_joint(a.force_range, a.gear) for a in driven],
         "effort_units": [_UNITS["effort", kind] if kind else None for kind in kinds],
         "stiffness": [actuator.stiffness * actuator.gear**2 for actuator in driven],
@@ -107,8 +109,8 @@ def _bounds(bounds: Sequence[float]) -> list[float | None]:
     return [_finite(value) for value in bounds]
 
 
-def _at_joint(bounds: tuple[float, float], unit: float, zero: float = 0.0) -> list[float | None]:
-    return _bounds(sorted(zero + unit * value for value in bounds))
+def _at_joint(bounds: tuple[float, float], gain: float, bias: float = 0.0) -> list[float | None]:
+    return _bounds(sorted(bias + gain * value for value in bounds))
 
 
 def _finite(value: float) -> float | None:

@@ -97,8 +97,8 @@ class EntityData:
         undeclared: Callable[[str], Tensor],
     ) -> None:
         self._cache: dict[str, Tensor] = {}
-        self._versions: dict[str, int] | None = None
-        """PyTorch's versions of the computed fields, while the scene records reads."""
+        self._on_computed: Callable[[str, Tensor], None] | None = None
+        """Called with each computed field, while the scene records reads."""
         self._undeclared = undeclared
         home = [float(backend.default_qpos[j.qpos.start]) for j in joints]
         self.default_joint_pos = torch.tensor(home, dtype=torch.float32, device=device)
@@ -134,18 +134,15 @@ class EntityData:
         value = self._cache.get(name)
         if value is None:
             fields = [getattr(self, field) for field in DERIVED_FIELDS[name]]
-            if self._versions is None:
+            if self._on_computed is None:
                 value = function(*fields)
             else:
-                with torch.inference_mode(False), torch.no_grad():  # inference tensors have none
+                # Inference tensors have no version.
+                with torch.inference_mode(False), torch.no_grad():
                     value = function(*fields)
-                self._versions[name] = value._version
+                self._on_computed(name, value)
             self._cache[name] = value
         return value
-
-    def written(self) -> list[str]:
-        """Computed fields that were written to since they were first read."""
-        return [k for k, v in (self._versions or {}).items() if self._cache[k]._version != v]
 
 
 class Entity:

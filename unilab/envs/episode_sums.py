@@ -64,11 +64,8 @@ class EpisodeSums:
         self._running.index_fill_(1, rows, 0.0)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Copies of the sums, on the CPU."""
-        return {
-            "running": self._running.to("cpu", copy=True),
-            "ended": self._ended.to("cpu", copy=True),
-        }
+        """The live sums."""
+        return {"running": self._running, "ended": self._ended}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from :meth:`state_dict`."""

@@ -23,12 +23,13 @@ from unilab.envs.managers.metrics import MetricsManager, MetricsTermCfg
 from unilab.envs.managers.observation import ObservationGroupCfg, ObservationManager
 from unilab.envs.managers.recorder import RecorderManager, RecorderTermCfg, RecordingCfg
 from unilab.envs.managers.reward import RewardManager, RewardTermCfg
-from unilab.envs.managers.term import ManagerTermBase, Term
+from unilab.envs.managers.term import ManagerTermBase, Term, stateful
 from unilab.envs.managers.term_state import StateSnapshot, load_state, save_state
 from unilab.envs.managers.termination import TerminationManager, TerminationTermCfg
 from unilab.envs.nan_guard import NanGuard, NanGuardCfg
 from unilab.envs.scene import EntityScene, SceneCfg
-from unilab.envs.torch_env import OwnSettings, TorchEnv, control_steps
+from unilab.envs.torch_env import TorchEnv, control_steps
+from unilab.envs.torch_settings import TorchSettings
 from unilab.errors import CapabilityError, ConfigError, NonFiniteError
 
 _logger = logging.getLogger(__name__)
@@ -83,7 +84,7 @@ class ManagerBasedRlEnv(TorchEnv):
     ``backend`` replaces MuJoCo on ``cfg.scene.model``.
     """
 
-    @OwnSettings()
+    @TorchSettings()
     @torch.inference_mode(False)  # tensors made here are written to outside of it
     def __init__(
         self,
@@ -136,7 +137,7 @@ class ManagerBasedRlEnv(TorchEnv):
         self.curriculum_manager = CurriculumManager(cfg.curriculum, self)
         self.observation_manager = ObservationManager(cfg.observations, self)
         self.recorder_manager = RecorderManager(cfg.recorders, cfg.recording, self)
-        self._staging = self._staging_objects()
+        self._staging = self._changed_by_staging()
         self._before_reset: list[StateSnapshot] = []
         self.scene.compile_tensor_reads()
         self._guard: NanGuard | None = None
@@ -230,24 +231,17 @@ class ManagerBasedRlEnv(TorchEnv):
     def _observe(self, rows: Tensor | None = None) -> dict[str, Tensor]:
         return self.observation_manager.compute(update_history=True, env_ids=rows)
 
-    def _staging_objects(self) -> list[Any]:
+    def _changed_by_staging(self) -> list[Any]:
         """What terms may change before a reset is written."""
-        early = {f"event term {n!r}" for n, e in self.cfg.events.items() if e.mode == "reset"}
-        early |= {f"curriculum term {name!r}" for name in self.cfg.curriculum}
-        early |= {f"recorder term {name!r}" for name in self.cfg.recorders}
-        found: list[Any] = [
-            term.func
-            for term in self.terms
-            if isinstance(term.func, ManagerTermBase) and term.label in early
-        ]
+        early = ("event", "curriculum", "recorder")
+        found: list[Any] = stateful(t for t in self.terms if t.label.startswith(early))
         if self.cfg.curriculum:
             found += [self.curriculum_manager, self.reward_manager, self.event_manager]
             found += self.command_manager.terms.values()
         return found
 
     def _stage_reset(self, rows: Tensor, check_each: bool = False) -> None:
-        self._before_reset.clear()
-        self._before_reset.append(StateSnapshot(self, self._staging))
+        self._before_reset[:] = [StateSnapshot(self, self._staging)]
         self.curriculum_manager.compute(rows)  # reset events see its changes
         self.scene.stage_reset(rows)
         self.event_manager.stage_reset(rows, check_each)
@@ -294,7 +288,7 @@ class ManagerBasedRlEnv(TorchEnv):
         kept["recorder_manager"].pop("_ended")  # episodes that nobody fetched are not saved
         return {
             "backend": self.backend.state_dict(),
-            "encoder_bias": {name: bias.to("cpu", copy=True) for name, bias in biases.items()},
+            "encoder_bias": biases,
             "sums": self.episode_sums.state_dict(),
             "kept": kept,
         }
@@ -310,10 +304,10 @@ class ManagerBasedRlEnv(TorchEnv):
 
     def _owners(self) -> dict[str, Any]:
         """Managers, commands and class terms: what keeps something from step to step."""
-        managers = {name: value for name, value in vars(self).items() if name.endswith("_manager")}
-        commands = {f"command {n!r}": term for n, term in self.command_manager.terms.items()}
-        terms = {t.label: t.func for t in self.terms if isinstance(t.func, ManagerTermBase)}
-        return {**managers, **commands, **terms}
+        owners = {name: value for name, value in vars(self).items() if name.endswith("_manager")}
+        owners |= {f"command {n!r}": term for n, term in self.command_manager.terms.items()}
+        owners |= {t.label: t.func for t in self.terms if isinstance(t.func, ManagerTermBase)}
+        return owners
 
     def close(self, *, raise_if_closed: bool = True) -> None:
         super().close(raise_if_closed=raise_if_closed)

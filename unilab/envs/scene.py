@@ -19,7 +19,7 @@ from unilab.envs.nonfinite import MAX_VALUE, is_finite, is_within, non_finite
 from unilab.envs.transaction import StagedWrite, State, Transaction
 from unilab.errors import ConfigError, NonFiniteError, did_you_mean
 
-NO_WRITE = (
+_NO_WRITE = (
     "must not be written to by a term that reads it, because other terms read it too: use x * 2 in "
     "place of x.mul_(2), or clone it first"
 )
@@ -71,8 +71,8 @@ class EntityScene:
         self._declared: dict[Read, None] = {}
         self._recorded: dict[Read, None] | None = None
         self._dry_plans: dict[Read, HostBridgeTransferPlan] = {}
-        self._versions: dict[Read, int] = {}
-        """PyTorch's versions of what was read in a first call."""
+        self._versions: dict[str, tuple[Tensor, int]] = {}
+        """What must not be written to in a first call, with PyTorch's versions of it, by name."""
         self.packet = torch.zeros(0)
         """What the terms read; its version changes when one of them writes to it."""
         self._sensor_columns: dict[str, Tensor] = {}
@@ -140,28 +140,30 @@ class EntityScene:
     def recording(self) -> Iterator[dict[Read, None]]:
         """Declare every field and sensor that is read in the block, and collect them.
 
-        A write to one of them is an error.
+        A write to one of them, or to a tensor of :meth:`watch`, is an error.
         """
         self._changed()
         self._recorded, self._versions = {}, {}
-        for entity in self.entities.values():
-            entity.data._versions = {}
+        for name, entity in self.entities.items():
+            entity.data._on_computed = partial(self._watch_computed, name)
         try:
             yield self._recorded
-            written = [
-                _read_name(key)
-                for key, version in self._versions.items()
-                if self._dry_plans[key].packet._version != version
-            ]
-            for name, entity in self.entities.items():
-                written += [_read_name((name, field)) for field in entity.data.written()]
+            written = [k for k, (value, v) in self._versions.items() if value._version != v]
             if written:
-                raise ConfigError(f"{', '.join(written)} {NO_WRITE}")
+                raise ConfigError(f"{', '.join(written)} {_NO_WRITE}")
         finally:
             self._recorded = None
             for entity in self.entities.values():
-                entity.data._versions = None
+                entity.data._on_computed = None
             self._changed()
+
+    def watch(self, name: str, value: Tensor) -> None:
+        """Refuse writes to a tensor in the rest of the :meth:`recording` block."""
+        if not value.is_inference():
+            self._versions[name] = value, value._version
+
+    def _watch_computed(self, entity: str, name: str, value: Tensor) -> None:
+        self.watch(_read_name((entity, name)), value)
 
     @property
     def in_first_call(self) -> bool:
@@ -189,11 +191,10 @@ class EntityScene:
                 self._dry_plans[key] = self._backend.compile_host_bridge_io(
                     [self._source(key)], self._device
                 )
-        packet = self._dry_plans[key].packet
-        if key not in self._versions:  # each read writes to it
-            self._dry_plans[key].read()
-            self._versions[key] = packet._version
-        return packet
+        plan = self._dry_plans[key]
+        if what not in self._versions:  # each read writes to the packet
+            self.watch(what, plan.read())
+        return plan.packet
 
     def _source(self, read: Read) -> Source:
         entity, name = read
@@ -220,7 +221,7 @@ class EntityScene:
 
     def refuse_write(self, label: str) -> NoReturn:
         """Raise the error for a term that wrote to the packet."""
-        raise ConfigError(f"{label}: what it reads {NO_WRITE}")
+        raise ConfigError(f"{label}: what it reads {_NO_WRITE}")
 
     def read(self) -> None:
         """One packed read of every environment; terms see the new values."""

@@ -8,58 +8,25 @@ import re
 import time
 from abc import abstractmethod
 from collections.abc import Mapping
-from contextlib import ContextDecorator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NoReturn
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 from torchrl.data import Bounded, Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase
 
 from unilab.checks import to_device, to_num_envs, to_seed
 from unilab.envs.nonfinite import MAX_VALUE, is_within, non_finite
+from unilab.envs.torch_settings import PARALLEL_GRAIN, TorchSettings
 from unilab.errors import CapabilityError, ConfigError, EnvFaultedError
 
 FLAGS = ("done", "terminated", "truncated")
 TRAINING_STATE_VERSION = 1
 _UNSAVED_SETTINGS = r" at 0x[0-9a-f]+|num_threads=\d+|(?<=['\"])[^'\"]*/"
-"""What of a configuration's text may differ between runs: addresses, threads, folders."""
-_PARALLEL_GRAIN = 32768
-"""Elements below which PyTorch runs elementwise operations on one CPU thread (at::GRAIN_SIZE)."""
-
-
-class OwnSettings(ContextDecorator):
-    """PyTorch's settings while an environment computes.
-
-    Tensors that name no dtype are float32, whatever the caller's default is.
-
-    Args:
-        one_thread: whether the batch is too small for more CPU threads. MKL's vector functions
-            (exp, sin, ...) start threads for far smaller tensors than PyTorch does. On busy cores
-            the wait for such a thread costs thousands of times the work.
-    """
-
-    def __init__(self, one_thread: bool = False) -> None:
-        self._one_thread = one_thread
-
-    def _recreate_cm(self) -> OwnSettings:
-        return OwnSettings(self._one_thread)  # a decorated function may call itself
-
-    def __enter__(self) -> None:
-        self._outside = torch.get_default_dtype(), torch.get_num_threads()
-        if self._outside[0] != torch.float32:
-            torch.set_default_dtype(torch.float32)
-        if self._one_thread:
-            torch.set_num_threads(1)
-
-    def __exit__(self, *exc: object) -> None:
-        dtype, num_threads = self._outside
-        if dtype != torch.float32:
-            torch.set_default_dtype(dtype)
-        if self._one_thread:
-            torch.set_num_threads(num_threads)
+"""Parts of a configuration's text that may differ between runs: addresses, threads, folders."""
 
 
 def control_steps(seconds: float, step_dt: float) -> int:
@@ -87,6 +54,15 @@ class _State:
     timed_steps: int = 0
 
 
+_SAVED = ("control_steps", "observation", "ended", "staggering")
+"""Attributes of ``_State`` that are saved with the episodes."""
+
+
+def _copied(tree: Any, device: torch.device | str) -> Any:
+    """Copies on a device of the tensors in nested containers."""
+    return tree_map_only(Tensor, lambda tensor: tensor.to(device, copy=True), tree)
+
+
 class TorchEnv(EnvBase):
     """A batch of environments as a TorchRL ``EnvBase`` of batch size ``[num_envs]``.
 
@@ -111,7 +87,7 @@ class TorchEnv(EnvBase):
 
     max_episode_length: int
     _supports_set_state = False
-    _draws_on: ClassVar[str | None] = None
+    _generator_device: ClassVar[str | None] = None
     """Device of ``generator``; None: the environment's."""
 
     def __init__(
@@ -130,7 +106,7 @@ class TorchEnv(EnvBase):
             )
         super().__init__(device=device, batch_size=torch.Size([num_envs]))
         self.num_envs = num_envs
-        self.generator = torch.Generator(device=self._draws_on or self.device)
+        self.generator = torch.Generator(device=self._generator_device or self.device)
         # generator.seed() and not torch.seed(), which would reseed the caller's global generator.
         self.generator.seed() if seed is None else self.generator.manual_seed(seed)
         self.episode_length = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
@@ -226,7 +202,7 @@ class TorchEnv(EnvBase):
         """Save diagnostics before the environment is marked as faulted."""
 
     def _export_task(self) -> dict[str, Any] | None:
-        """Copies on the CPU of what the task and its physics keep; None: they cannot be saved."""
+        """What the task and its physics keep; None: it cannot be saved. The caller copies it."""
         return None
 
     def _import_task(self, state: dict[str, Any]) -> None:
@@ -239,8 +215,8 @@ class TorchEnv(EnvBase):
         """
         groups, n, device = self.obs_groups_spec, self.num_envs, self.device
         self._action_shape, self._max_action = torch.Size((n, action_dim)), max_action
-        small = device.type == "cpu" and n * max(action_dim, *groups.values()) < _PARALLEL_GRAIN
-        self._settings = OwnSettings(one_thread=small)
+        small = device.type == "cpu" and n * max(action_dim, *groups.values()) < PARALLEL_GRAIN
+        self._settings = TorchSettings(one_thread=small)
         self.observation_spec = Composite(
             {k: Unbounded((n, width), device=device) for k, width in groups.items()},
             shape=(n,),
@@ -462,17 +438,15 @@ class TorchEnv(EnvBase):
         if task is None:
             return {}
         settings = re.sub(_UNSAVED_SETTINGS, "", repr(getattr(self, "cfg", None)))
+        own = {name: getattr(self._state, name) for name in _SAVED}
         return {
             "settings": hashlib.sha256(settings.encode()).hexdigest(),
             "num_envs": self.num_envs,
             "device": self.device.type,
-            "control_steps": self._state.control_steps,
             "generator": self.generator.get_state(),
-            "episode_length": self.episode_length.to("cpu", copy=True),
-            "observation": {k: v.to("cpu", copy=True) for k, v in self._state.observation.items()},
-            "ended": None if self._state.ended is None else torch.stack(self._state.ended).cpu(),
-            "staggering": self._state.staggering,
-            "task": task,
+            "episode_length": _copied(self.episode_length, "cpu"),
+            "own": _copied(own, "cpu"),
+            "task": _copied(task, "cpu"),
         }
 
     def import_episodes(self, state: Mapping[str, Any]) -> None:
@@ -482,9 +456,9 @@ class TorchEnv(EnvBase):
         """
         self._check_usable()
         before = self.export_episodes()
-        for name, what in (("settings", "task settings"), ("num_envs",) * 2, ("device",) * 2):
-            if state.get(name) != before.get(name, "nothing"):
-                raise ConfigError(f"episodes must be of the same {what}, got others")
+        for name in ("settings", "num_envs", "device"):
+            if state.get(name) != before.get(name, "none"):
+                raise ConfigError(f"{name} must be those of the saved episodes, got others")
         try:
             self._import_episodes(state)
         except Exception as error:
@@ -497,12 +471,8 @@ class TorchEnv(EnvBase):
         self._import_task(state["task"])
         self.generator.set_state(state["generator"])
         self.episode_length.copy_(state["episode_length"])
-        observation = {k: v.to(self.device, copy=True) for k, v in state["observation"].items()}
-        ended = state["ended"]
-        self._state.control_steps = state["control_steps"]
-        self._state.observation = observation
-        self._state.ended = None if ended is None else tuple(ended.to(self.device).unbind())
-        self._state.staggering = state["staggering"]
+        for name in _SAVED:
+            setattr(self._state, name, _copied(state["own"][name], self.device))
 
     def _checked_action(self, tensordict: TensorDictBase) -> Tensor:
         """The action of a step that advances every environment."""
@@ -521,9 +491,7 @@ class TorchEnv(EnvBase):
                 f"{action.dtype} of shape {tuple(action.shape)} on {action.device}"
             )
         if not is_within(action, self._max_action):
-            what = (
-                f"actions are not finite or beyond {self._max_action:g}: has the policy diverged?"
-            )
+            what = f"actions are not finite or beyond {self._max_action:g}: look at the policy"
             raise non_finite(what, {"action": action}, limit=self._max_action)
         return action
 

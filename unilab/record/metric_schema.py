@@ -7,7 +7,6 @@ import io
 import math
 import os
 import socket
-import struct
 import time
 import weakref
 from collections.abc import Mapping
@@ -111,17 +110,18 @@ class ProgressCsv:
         self.path = Path(path)
         self._columns: list[str] = ["frames", "minutes"]
         self._rows: list[dict[str, str]] = []
-        self._complete = False
+        self._complete = True
+        """Whether the file has all rows."""
         if self.path.exists():
             last = math.inf if until_frames is None else until_frames
             try:
                 with self.path.open(newline="") as file:
                     reader = csv.DictReader(file)
                     self._columns = list(reader.fieldnames or self._columns)
-                    whole = (
-                        row for row in reader if None not in row
-                    )  # not more cells than columns
-                    self._rows = [row for row in whole if int(row["frames"]) <= last]
+                    for row in reader:
+                        damaged = None in row  # it has more cells than columns
+                        if not damaged and int(row["frames"]) <= last:
+                            self._rows.append(row)
             except OSError as error:
                 raise unwritable(self.path, error) from error
             except (csv.Error, KeyError, TypeError, ValueError) as error:
@@ -138,30 +138,28 @@ class ProgressCsv:
         """
         if reserved := {"frames", "minutes"} & set(values):
             raise ConfigError(
-                f"a metric must have another name than frames and minutes, got {reserved}: rename "
-                "it, they are columns of every table"
+                f"a metric must not be named frames or minutes, got {reserved}: rename it, "
+                "they are columns of the table"
             )
         row = {"frames": str(frames), "minutes": f"{minutes:.4f}"}
         row |= {tag: f"{value:.6g}" for tag, value in values.items()}
-        if self._rows and self._rows[-1]["frames"] == row["frames"]:
+        same = bool(self._rows) and self._rows[-1]["frames"] == row["frames"]
+        if same:
             row = self._rows.pop() | row
-            self._complete = False
         self._rows.append(row)
         new = [tag for tag in row if tag not in self._columns]
         self._columns += sorted(new)
-        # New columns are rare (first update, first evaluation) and the file is small.
-        if new or not self._complete or not self.path.exists():
-            self._rewrite()
-            return
+        appends = self._complete and not new and not same and self.path.exists()
         self._complete = False
-        append_whole(self.path, self._table([row]))
+        if appends:
+            append_whole(self.path, self._table([row]))
+        else:  # rare, and the file is small
+            self._rewrite()
         self._complete = True
 
     def _rewrite(self) -> None:
-        self._complete = False
         header = dict(zip(self._columns, self._columns, strict=True))
         write_whole(self.path, self._table([header, *self._rows]))
-        self._complete = True
 
     def _table(self, rows: list[dict[str, str]]) -> bytes:
         table = io.StringIO()
@@ -183,9 +181,9 @@ class EventFile:
     def __init__(self, folder: Path, *, first_step: int | None = None) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
-        self._event, self._summary, self._crc = Event, Summary, masked_crc32c
+        self._event, self._summary, self._writer = Event, Summary, RecordWriter
         name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
         self.path = folder / name
         self._head = self._record(file_version="brain.Event:2")
@@ -200,10 +198,10 @@ class EventFile:
         self._append(self._record(step=step, summary=self._summary(value=scalars)))
 
     def _record(self, **content: Any) -> bytes:
-        event = self._event(wall_time=time.time(), **content).SerializeToString()
-        length = struct.pack("<Q", len(event))
-        parts = (length, self._crc(length), event, self._crc(event))
-        return b"".join(p if isinstance(p, bytes) else struct.pack("<I", p) for p in parts)
+        event = self._event(wall_time=time.time(), **content)
+        record = io.BytesIO()
+        self._writer(record).write(event.SerializeToString())
+        return record.getvalue()
 
     def _append(self, record: bytes) -> None:
         try:

@@ -237,7 +237,8 @@ class ReplayContents:
     def begin_episodes(self) -> None:
         """Drop the ticks held back, because the next ones belong to other episodes."""
         for transform in self._buffer._transform:
-            getattr(transform, "empty", int)()
+            if hasattr(transform, "empty"):
+                transform.empty()
 
     def check_state(self, state: Any) -> str:
         """The reason why a saved state is invalid, or ``""``."""

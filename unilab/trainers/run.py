@@ -112,7 +112,8 @@ class Run:
         if problem and self._resumed:
             say(f"New episodes: {problem}")
             for component in self._resumed:
-                getattr(component, "begin_episodes", bool)()
+                if hasattr(component, "begin_episodes"):
+                    component.begin_episodes()
 
     def advance(self, frames: int) -> None:
         """Counts environment steps."""

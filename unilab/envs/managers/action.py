@@ -52,17 +52,16 @@ class JointEffortActionCfg(ActionTermCfg):
 class ActionColumn:
     """What one column of the action does: ``ctrl = offset + scale * action``.
 
-    At the joint this is ``zero + unit * ctrl``, a target (rad, m) or an effort (N m, N).
+    At the joint this is ``joint_bias + joint_gain * ctrl``, a target in rad or m, or an effort
+    in N m or N.
     """
 
     actuator: ActuatorInfo
     kind: Literal["position", "effort"]
     scale: float
     offset: float
-    unit: float
-    """What a control of 1 is at the joint."""
-    zero: float
-    """What a control of 0 is at the joint."""
+    joint_gain: float
+    joint_bias: float
 
 
 class ActionManager:
@@ -87,8 +86,10 @@ class ActionManager:
                 taken = [names[i] for i in found if i in ids]
                 if taken:
                     raise ConfigError(f"actuators {taken} must be driven by one term, got two")
-                driven = [actuators[i] for i in found]
-                self.columns += _columns(term, driven, scale, env.backend)
+                self.columns += [
+                    _column(term, actuators[i], each, env.backend)
+                    for i, each in zip(found, scale, strict=True)
+                ]
             specs.append(DelaySpec(width=len(found), delay=term))
             ids += found
         device = env.device
@@ -101,8 +102,8 @@ class ActionManager:
         self.offset = torch.tensor([column.offset for column in self.columns], device=device)
         """``[action_dim]``."""
         self._encoders = list(_encoders(self.columns, env))
-        self._read = [bias._version for bias, *_ in self._encoders]
-        self._zero = self.offset
+        self._versions = [bias._version for bias, *_ in self._encoders]
+        self._biased_offset = self.offset
         self.max_action = _max_action(self.scale, self.offset)
         """Largest action of any column whose control physics accepts."""
         self.action = torch.zeros(env.num_envs, len(ids), device=device)
@@ -118,15 +119,16 @@ class ActionManager:
         self.action, self.prev_action = self.prev_action, self.action
         self.action.copy_(action)
         acting = self.action if self._delay is None else self._delay.push(self.action)
-        if self._read != (versions := [bias._version for bias, *_ in self._encoders]):
-            self._read, self._zero = versions, self._biased_offset()
-        ctrl = torch.addcmul(self._zero, acting, self.scale)
+        versions = [bias._version for bias, *_ in self._encoders]
+        if self._versions != versions:
+            self._versions, self._biased_offset = versions, self._add_bias()
+        ctrl = torch.addcmul(self._biased_offset, acting, self.scale)
         if self._in_order:
             return ctrl
         self._ctrl[:, self._ids] = ctrl
         return self._ctrl
 
-    def _biased_offset(self) -> Tensor:
+    def _add_bias(self) -> Tensor:
         """``[num_envs, action_dim]``, controls at action 0 with the bias of the encoders."""
         offset = self.offset.expand_as(self.action).clone()
         for bias, joints, columns, factor in self._encoders:
@@ -146,41 +148,38 @@ class ActionManager:
         return table(f"actions [{self.action_dim}]", shown)
 
 
-def _columns(
-    term: ActionTermCfg, driven: Sequence[ActuatorInfo], scales: list[float], backend: SimBackend
-) -> Iterator[ActionColumn]:
-    """The columns of a term."""
+def _column(
+    term: ActionTermCfg, actuator: ActuatorInfo, scale: float, backend: SimBackend
+) -> ActionColumn:
+    """The column of an actuator that a term drives."""
     if not isinstance(term, JointPositionActionCfg):
-        for actuator, scale in zip(driven, scales, strict=True):
-            unit, zero = actuator.gear * actuator.gain, actuator.gear * actuator.bias
-            yield ActionColumn(
-                actuator=actuator, kind="effort", scale=scale, offset=0.0, unit=unit, zero=zero
-            )
-        return
-    joints = {joint.name: joint for joint in backend.joints if joint.type in ("hinge", "slide")}
-    motors = [
-        a.name
-        for a in driven
-        if a.stiffness * a.gear * a.gain == 0.0 or a.joint is None or a.joint not in joints
-    ]
-    if motors:
-        raise ConfigError(
-            f"actuators {motors} must be position actuators of joints: use JointEffortActionCfg"
-        )
-    for actuator, scale in zip(driven, scales, strict=True):
-        home = 0.0
-        if term.use_default_offset and actuator.joint is not None:
-            home = float(backend.default_qpos[joints[actuator.joint].qpos.start])
-        unit = actuator.gain / (actuator.stiffness * actuator.gear)
-        zero = actuator.bias / (actuator.stiffness * actuator.gear)
-        yield ActionColumn(
+        return ActionColumn(
             actuator=actuator,
-            kind="position",
-            scale=scale / unit,
-            offset=(home - zero) / unit,
-            unit=unit,
-            zero=zero,
+            kind="effort",
+            scale=scale,
+            offset=0.0,
+            joint_gain=actuator.gear * actuator.gain,
+            joint_bias=actuator.gear * actuator.bias,
         )
+    joints = {j.name: j for j in backend.joints if j.type in ("hinge", "slide")}
+    stiffness = actuator.gear * actuator.stiffness
+    if actuator.joint not in joints or not stiffness or not actuator.gain:
+        raise ConfigError(
+            f"actuator {actuator.name!r} must be a position actuator of a joint: use "
+            "JointEffortActionCfg"
+        )
+    home = 0.0
+    if term.use_default_offset:
+        home = float(backend.default_qpos[joints[actuator.joint].qpos.start])
+    gain, bias = actuator.gain / stiffness, actuator.bias / stiffness
+    return ActionColumn(
+        actuator=actuator,
+        kind="position",
+        scale=scale / gain,
+        offset=(home - bias) / gain,
+        joint_gain=gain,
+        joint_bias=bias,
+    )
 
 
 def _encoders(
@@ -190,17 +189,20 @@ def _encoders(
     the control for each rad of the bias."""
     for entity in env.scene.entities.values():
         at = {name: i for i, name in enumerate(entity.joint_names)}
-        found = [
-            (i, at[column.actuator.joint], -1.0 / column.unit)
+        own = {
+            i: column
             for i, column in enumerate(columns)
             if column.kind == "position" and column.actuator.joint in at
-        ]
-        if found:
-            own, joints, factors = map(list, zip(*found, strict=True))
-            at_joints, at_own, factor = (
-                torch.tensor(v, device=env.device) for v in (joints, own, factors)
+        }
+        if own:
+            joints = torch.tensor([at[c.actuator.joint or ""] for c in own.values()])
+            factors = torch.tensor([-1.0 / c.joint_gain for c in own.values()])
+            yield (
+                entity.data.encoder_bias,
+                joints.to(env.device),
+                torch.tensor(list(own), device=env.device),
+                factors.to(env.device),
             )
-            yield entity.data.encoder_bias, at_joints, at_own, factor
 
 
 def _max_action(scale: Tensor, offset: Tensor) -> float:

@@ -23,7 +23,6 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from unilab.checks import check_fits, hints_of
 from unilab.envs.entity import SceneEntityCfg
 from unilab.envs.nonfinite import bad_rows, is_finite
-from unilab.envs.scene import NO_WRITE
 from unilab.errors import CapabilityError, ConfigError, NonFiniteError, did_you_mean
 
 if TYPE_CHECKING:
@@ -144,7 +143,9 @@ class Term:
 
         The scene records what the term reads; the returned value is checked.
         """
-        with naming(self.label), env.scene.recording() as self.reads, _unwritten(env):
+        with naming(self.label), env.scene.recording() as self.reads:
+            for name, shared in _shared_tensors(env).items():
+                env.scene.watch(name, shared)
             value = self(env, *args)
             if self.output is not None:
                 check_output(env, self.label, value, self.output)
@@ -251,24 +252,21 @@ def naming(label: str) -> Iterator[None]:
         raise
 
 
-@contextmanager
-def _unwritten(env: ManagerBasedRlEnv) -> Iterator[None]:
-    """Refuse writes in the block to tensors of the environment that every term may read."""
-    shared = {"env.episode_length": env.episode_length}
+def _shared_tensors(env: ManagerBasedRlEnv) -> dict[str, Tensor]:
+    """Tensors of the environment that every term may read, besides the scene's packet."""
+    action = env.action_manager
+    shared = {
+        "env.episode_length": env.episode_length,
+        "the action": action.action,
+        "the previous action": action.prev_action,
+    }
     for name, entity in env.scene.entities.items():
         own = {k: v for k, v in vars(entity.data).items() if isinstance(v, Tensor)}
         shared |= {f"{name}.data.{key}": value for key, value in own.items()}
         shared[f"{name}.default_root_pose"] = entity.default_root_pose
-    action = env.action_manager
-    shared |= {"the action": action.action, "the previous action": action.prev_action}
-    shared |= {
-        f"command {name!r}": term.command for name, term in env.command_manager.terms.items()
-    }
-    before = {name: value._version for name, value in shared.items() if not value.is_inference()}
-    yield
-    written = [name for name, version in before.items() if shared[name]._version != version]
-    if written:
-        raise ConfigError(f"{', '.join(written)} {NO_WRITE}")
+    for name, term in env.command_manager.terms.items():
+        shared[f"command {name!r}"] = term.command
+    return shared
 
 
 def check_output(env: ManagerBasedRlEnv, label: str, value: Any, output: Output) -> None:

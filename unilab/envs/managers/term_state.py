@@ -53,9 +53,9 @@ def save_state(value: Any, env: ManagerBasedRlEnv) -> Any:
 
 
 def load_state(value: Any, state: Any, env: ManagerBasedRlEnv, name: str = "state") -> None:
-    """Put back what :func:`save_state` returned, into an object that was built in the same way.
+    """Load what :func:`save_state` returned into an object that was built in the same way.
 
-    ``name`` is the object's, for errors. After an error the object may be changed in part.
+    ``name`` is the object's, for errors. An error may leave some values loaded.
     """
     with torch.inference_mode():  # its tensors may be inference tensors
         _loaded(value, state, _shared(env) - {id(value)}, env, name)
@@ -88,16 +88,16 @@ class StateSnapshot:
                 self._find(child, others)
 
     def restore(self) -> None:
-        """Go back to this state."""
+        """Restore this state."""
         with torch.inference_mode():
             for value, saved in self._found.values():
                 _write(value, saved) if isinstance(value, _LEAVES) else _with(value, saved)
 
     def restore_but(self, rows: Tensor) -> None:
-        """Go back to this state, except for the rows ``[n]`` of tensors ``[num_envs, ...]``.
+        """Restore this state, except for the rows ``[n]`` of tensors ``[num_envs, ...]``.
 
-        What has no rows (numbers, lengths of lists, other tensors) goes back as well; a generator
-        does not. If ``rows`` are all rows, what was None or absent stays as it was made since.
+        Values without rows (numbers, lengths of lists, other tensors) are restored, generators are
+        not. If ``rows`` are all rows, values that were None or absent keep what was made since.
         """
         done: dict[int, Any] = {}
         with torch.inference_mode():

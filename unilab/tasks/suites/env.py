@@ -21,7 +21,8 @@ from unilab.checks import Positive, check_fields
 from unilab.envs import TorchEnv
 from unilab.envs.episode_sums import EpisodeSums
 from unilab.envs.nonfinite import is_finite, non_finite
-from unilab.envs.torch_env import OwnSettings, control_steps
+from unilab.envs.torch_env import control_steps
+from unilab.envs.torch_settings import TorchSettings
 from unilab.errors import CapabilityError
 from unilab.tasks import SUITES
 
@@ -69,9 +70,9 @@ class SuiteEnv(TorchEnv):
     reward_terms: ClassVar[tuple[str, ...]]
     fields: ClassVar[tuple[str, ...]] = ()
     current: ClassVar[bool] = False
-    _draws_on = "cpu"  # physics is there
+    _generator_device = "cpu"  # as physics
 
-    @OwnSettings()
+    @TorchSettings()
     def __init__(
         self,
         cfg: SuiteEnvCfg,
@@ -100,7 +101,7 @@ class SuiteEnv(TorchEnv):
             self.device,
         )
         self._staged: dict[str, Tensor] = {}
-        self._copied = self._all_rows, self._all_rows.cpu()
+        self._last_rows = self._all_rows, self._all_rows.cpu()
         self._width = sum(block.shape[1] for block in self._observation(self.data))
         self._make_specs(len(backend.actuators))
         low, high = (
@@ -237,9 +238,9 @@ class SuiteEnv(TorchEnv):
 
     def _on_host(self, rows: Tensor) -> Tensor:
         """The rows of a reset on the CPU, copied once."""
-        if self._copied[0] is not rows:
-            self._copied = rows, rows.cpu()
-        return self._copied[1]
+        if self._last_rows[0] is not rows:
+            self._last_rows = rows, rows.cpu()
+        return self._last_rows[1]
 
     def _export_task(self) -> dict[str, Any]:
         return {"backend": self.backend.state_dict(), "sums": self._episodes.state_dict()}

@@ -99,6 +99,7 @@ def test_a_run_may_resume_with_another_number_of_environments():
     before, after = RewardNormalizer(GAMMA), RewardNormalizer(GAMMA)
     before.update(random_transitions(3, 5))
     after.load_state_dict(before.state_dict())
+    after.begin_episodes()
     data = random_transitions(2, 4)
     after.update(data)
     fresh = RewardNormalizer(GAMMA)

@@ -99,11 +99,10 @@ def metadata_matches_the_views(make: _Maker) -> None:
     for name, size in (("default_qpos", told["qpos"]), ("default_ctrl", len(backend.actuators))):
         value: Tensor = getattr(backend, name)
         assert (value.shape, value.dtype) == ((size,), torch.float64), f"{name} is {value}"
+    for part in ("joints", "actuators", "bodies"):
+        names = [getattr(each, "name", each) for each in getattr(backend, part)]
+        assert len(set(names)) == len(names), f"names of {part} are not unique: {names}"
     joints, bodies = {joint.name for joint in backend.joints}, set(backend.bodies)
-    assert len(joints) == len(backend.joints), "joint names are not unique"
-    assert len(bodies) == len(backend.bodies), "body names are not unique"
-    actuators = {actuator.name for actuator in backend.actuators}
-    assert len(actuators) == len(backend.actuators), "actuator names are not unique"
     for actuator in backend.actuators:
         assert actuator.joint in {None, *joints}, f"{actuator} drives an unknown joint"
     used = {joint.body for joint in backend.joints} | {geom.body for geom in backend.geoms}

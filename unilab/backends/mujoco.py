@@ -247,11 +247,8 @@ class MujocoBackend(SimBackend):
 
     def _parts(self) -> dict[str, dict[str, Tensor]]:
         """Live tensors: the state, what the last call computed from it, and the model's fields."""
-        return {
-            "state": {"rows": self._rows},
-            "outputs": self._outputs,
-            "model": self._expanded,
-        }
+        rows = {"rows": self._rows}
+        return {"state": rows, "outputs": self._outputs, "model": self._expanded}
 
     def close(self) -> None:
         for tensors in (self._views, self._outputs, self._expanded):

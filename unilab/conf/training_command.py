@@ -43,7 +43,7 @@ def hydra_main(train: Callable[[Any], int], cfg: type) -> Callable[[], None]:
     def start() -> None:
         if (ranks := os.environ.get("WORLD_SIZE", "1")) != "1":
             raise ConfigError(
-                f"WORLD_SIZE must be 1, got {ranks}: each process would train a copy of its own. "
+                f"WORLD_SIZE must be 1, got {ranks}: each process would train a separate copy. "
                 "Start one process; torchrun is not supported"
             )
         args = get_args_parser().parse_args()

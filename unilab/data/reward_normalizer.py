@@ -45,7 +45,6 @@ class RewardNormalizer:
         self.gamma = gamma
         self.v_max = v_max
         self._returns: Tensor | None = None
-        self._just_loaded = False
         self._count = torch.zeros((), dtype=torch.float64)
         self._mean = torch.zeros((), dtype=torch.float64)
         self._var = torch.ones((), dtype=torch.float64)
@@ -76,17 +75,14 @@ class RewardNormalizer:
                 "division or an exponential in the reward",
                 bad,
             )
-        resized = self._returns is not None and self._returns.shape[0] != rows
-        if self._returns is None or (resized and self._just_loaded):
-            # A run may be resumed with another number of environments: their episodes are new.
-            self._to(reward.device)
-            self._returns = torch.zeros(rows, dtype=torch.float64, device=reward.device)
-        elif resized:
+        if self._returns is None:
+            self._returns = torch.zeros(rows, dtype=torch.float64)
+        elif self._returns.shape[0] != rows:
             raise ConfigError(
                 f"data must be of {self._returns.shape[0]} environments as before, got {rows}: "
-                "returns are per environment, so pass the collector's own [N, T] data"
+                "pass the collector's own [N, T] data, or call begin_episodes() for other "
+                "environments"
             )
-        self._just_loaded = False
         if self._returns.device != reward.device:
             self._to(reward.device)
         # Not a bool times a float, which would round gamma to float32.
@@ -130,12 +126,7 @@ class RewardNormalizer:
         }
 
     def load_state_dict(self, state: dict[str, Tensor | None]) -> None:
-        """Continue from a :meth:`state_dict`.
-
-        The next :meth:`update` may be of another number of environments: their returns then start
-        at 0.
-        """
-        self._just_loaded = True
+        """Continue from a :meth:`state_dict`."""
         for key in ("count", "mean", "var", "max", "returns"):
             setattr(self, f"_{key}", state[key])
 

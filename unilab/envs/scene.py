@@ -104,7 +104,7 @@ class EntityScene:
             ) from None
 
     def resolve(self, cfg: SceneEntityCfg) -> SceneEntityCfg:
-        """Turn patterns of names into ids, and check ids that were given."""
+        """Turn patterns of names into ids, and check the ids of the parameter."""
         entity, model = self[cfg.name], self._backend
         ids: dict[str, Any] = {}
 

@@ -74,12 +74,15 @@ def test_command_that_only_answers_imports_no_torch(tmp_path, command, code, sai
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("reader", "code"), [("gone", 141), ("full disk", 2)])
-def test_output_that_cannot_be_written_ends_a_command_without_a_traceback(reader, code):
+@pytest.mark.parametrize(
+    ("argument", "reader", "code"),
+    [("list", "gone", 141), ("list", "full disk", 2), ("--help", "gone", 0)],
+)
+def test_output_that_cannot_be_written_ends_a_command_without_a_traceback(argument, reader, code):
     ours, theirs = os.pipe()
     os.close(ours)
     stdout = theirs if reader == "gone" else os.open("/dev/full", os.O_WRONLY)
-    command = [sys.executable, "-m", "unilab.cli", "list"]
+    command = [sys.executable, "-m", "unilab.cli", argument]
     done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr.count("\n")) == (code, code == 2)
     os.close(theirs)

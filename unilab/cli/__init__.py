@@ -29,11 +29,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         train_command(arguments[1:])
         return 0
-    options = vars(_parser().parse_args(arguments))
-    command, run = options.pop("run_command"), options.get("run")
     signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
 
     def answer() -> int | None:
+        options = vars(_parser().parse_args(arguments))  # prints help, too
+        command, run = options.pop("run_command"), options.get("run")
         if run is not None and not run.exists():
             raise CheckpointError(
                 f"{run} does not exist: give the folder that the run printed when it started"

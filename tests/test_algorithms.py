@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from reference.runs import NETWORKS, TINY
+from reference.runs import TINY
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torchrl.modules import MLP, AdditiveGaussianModule, ValueOperator
@@ -24,8 +24,6 @@ from unilab.settings import OffPolicyCfg, TrainingCfg
 from unilab.trainers import Evaluator, OffPolicyRunner, Run, run_identity
 
 PENDULUM = ["task=pendulum_swingup", *TINY]
-EAGER = [*NETWORKS, "algo.algo_params.compile=false"]
-PLAIN = ["algo.algo_params.actor_config.builder=reference.actors:PlainActor"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,20 +133,6 @@ def test_c28_registered_algorithm_trains_evaluates_and_resumes_with_the_same_run
     assert {"Eval/return", "Loss/actor", "Loss/qvalue"} <= set(header.split(","))
     assert rows[-1].split(",")[header.split(",").index("frames")] == "240"
     assert run_config(run)["actor_semantics"]["builder"] is None
-
-
-@pytest.mark.slow
-def test_c28_neither_route_disturbs_the_other(registered, tmp_path):
-    builders = []
-    for name, overrides in (
-        ("built-in", EAGER),
-        ("custom", [*EAGER, *PLAIN]),
-        ("ddpg", ["algo.name=ddpg"]),
-    ):
-        run = tmp_path / name
-        train(*PENDULUM, *overrides, f"training.run_dir={run}")
-        builders.append(run_config(run)["actor_semantics"]["builder"])
-    assert builders == ["unilab.modules:FlashSACActor", "reference.actors:PlainActor", None]
 
 
 @pytest.mark.filterwarnings("error")  # Hydra would check FlashSAC's files against DDPG's tasks

@@ -19,7 +19,14 @@ from unilab.tasks import SUITE_TASKS, TASKS
 from unilab.tasks.velocity.go2 import go2_velocity_flat
 
 N = 4
-every_task = pytest.mark.parametrize("task", sorted(TASKS | SUITE_TASKS))
+QUICK = {*TASKS, "gym/Ant-v5", "dmc/walker-run"}
+every_task = pytest.mark.parametrize(
+    "task",
+    [
+        task if task in QUICK else pytest.param(task, marks=pytest.mark.slow)
+        for task in sorted(TASKS | SUITE_TASKS)
+    ],
+)
 
 
 def make(task, device, **overrides):

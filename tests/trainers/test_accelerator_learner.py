@@ -56,16 +56,6 @@ def test_an_update_copies_nothing_and_does_not_wait(accelerator):
     assert (accelerator.up, accelerator.down, accelerator.waits) == ([], [], [])
 
 
-def test_metrics_of_a_resumed_learner_are_on_its_device(accelerator):
-    learner, resumed = (FlashSACLearner(tiny_loss().to(DEVICE)) for _ in range(2))
-    batch = tiny_batch().to(DEVICE)
-    learner.update(batch)
-    state = learner.state_dict()
-    state["actor_metrics"] = {name: value.cpu() for name, value in state["actor_metrics"].items()}
-    resumed.load_state_dict(state)
-    assert {value.device for value in resumed.update(batch).values()} == {DEVICE}
-
-
 @pytest.mark.parametrize(("n_step", "up", "waits"), [(1, 0, 0), (3, 1, 1)])
 def test_storing_and_sampling_wait_for_the_device_only_to_join_steps(
     accelerator, n_step, up, waits
@@ -79,14 +69,6 @@ def test_storing_and_sampling_wait_for_the_device_only_to_join_steps(
         buffer.extend(data)
         rewards.normalize(buffer.sample()) if len(buffer) else None
     assert (len(accelerator.up), accelerator.down, len(accelerator.waits)) == (up, [], waits)
-
-
-def test_a_seeded_buffer_samples_on_the_device_what_it_samples_on_the_cpu(accelerator):
-    here, there = (make_replay_buffer(100, 8, device=d, seed=3) for d in ("cpu", DEVICE))
-    data = tiny_batch()
-    here.extend(data.clone())
-    there.extend(data.to(DEVICE))
-    assert torch.equal(here.sample()["obs"], there.sample()["obs"].cpu())
 
 
 def test_a_row_of_metrics_waits_once_for_losses_and_once_for_episodes(session, accelerator):

@@ -31,25 +31,6 @@ def test_c22_a_loaded_state_is_bit_for_bit_the_saved_one(session, differing, tra
     assert counters.minutes > 0.0
 
 
-def test_c22_a_resumed_run_continues_bit_for_bit_with_new_episodes(session, differing):
-    straight = session()
-    counters = straight.train(TICKS)
-    resumed = session(seed=1)
-    resumed_counters = resumed.checkpointer.load()
-
-    # Episodes are not saved: both start new ones, from the same seed.
-    states = []
-    for run, at in ((straight, counters), (resumed, resumed_counters)):
-        resumed_rng = torch.get_rng_state()
-        run.env.set_seed(7)
-        run.train(TICKS, at, save=False)
-        states.append(run.state())
-        torch.set_rng_state(resumed_rng)
-
-    assert states[0][".learner.update_count"] > TICKS
-    assert differing(*states) == []
-
-
 def test_without_replay_contents_the_rest_is_restored(session, differing):
     saved = session(save_replay=False)
     saved.train(TICKS)

@@ -177,11 +177,11 @@ def test_c31_start_that_hangs_is_said_then_reported_and_killed(fault, where, not
         pytest.warns(UserWarning, match=rf"waiting.*{where}.*start_timeout_s"),
         pytest.raises(CollectorError, match=rf"hung .*{where}.*start_timeout_s"),
     ):
-        collect(EnvProcess(Counting(faults={fault: 600.0}), start_timeout_s=1.0))
+        collect(EnvProcess(Counting(faults={fault: 600.0}), start_timeout_s=3.0))
 
 
 def test_c31_slow_start_and_first_reset_are_no_failure():
-    env = EnvProcess(Counting(faults={"slow_make": 1.5, "slow_reset": 1.5}), step_timeout_s=0.5)
+    env = EnvProcess(Counting(faults={"slow_make": 1.5, "slow_reset": 1.5}), step_timeout_s=1.0)
     assert len(collect(env, 3)) == 3
 
 

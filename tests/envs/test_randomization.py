@@ -329,21 +329,6 @@ def test_gains_that_differ_from_the_stiffness_cannot_be_varied(tmp_path):
         twins(tmp_path, scene=replace(twins_cfg(tmp_path).scene, model=model), events={"bad": vary})
 
 
-def test_ids_of_one_body_vary_that_body_alone():
-    base = SceneEntityCfg("robot", body_ids=[1])
-    event_cfg = event(
-        mdp.randomize_rigid_body_mass,
-        mass_distribution_params=(1.0, 2.0),
-        operation="add",
-        asset_cfg=base,
-    )
-    env = go2(events={"payload": event_cfg})
-    env.reset()
-    mass = env.backend.expand("body_mass")
-    changed = (mass != torch.from_numpy(env.backend.mj_model.body_mass)).any(0)
-    assert changed.nonzero().flatten().tolist() == [1]
-
-
 def test_gains_are_drawn_at_the_joint(tmp_path):
     """With a gear, an absolute stiffness is the joint's."""
     xml = TWINS_XML.replace('<motor name="first_motor"', '<position gear="2" name="first_motor"')

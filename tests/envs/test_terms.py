@@ -159,6 +159,15 @@ BAD_TERMS = {
     "unknown command": (mdp.generated_commands, {"command_name": "go"}, "go"),
     "unknown sensor": (mdp.sensor_values, {"sensor_names": ("tip_po",)}, "tip_po.*tip_pos"),
     "component": (mdp.sensor_values, {"sensor_names": ("tip_pos",), "component": 3}, "component"),
+    "joint of another entity": (mdp.joint_pos_rel, on(joint_ids=[2]), "joint_ids.*2"),
+    "the world": (mdp.joint_pos_rel, on(body_ids=[0]), "body_ids.*0"),
+    "negative geom": (mdp.joint_pos_rel, on(geom_ids=[-1]), "geom_ids.*-1"),
+    "no such actuator": (mdp.joint_pos_rel, on(actuator_ids=slice(5, 6)), "actuator_ids.*5"),
+    "ids against names": (
+        mdp.joint_pos_rel,
+        on(joint_names=("first",), joint_ids=[1]),
+        r"joint_ids.*\[0\].*\[1\]",
+    ),
     "no root": (mdp.projected_gravity, ON_TWINS, "twins.*root_quat_w"),
 }
 
@@ -168,28 +177,6 @@ def test_term_that_does_not_fit_is_refused(tmp_path, what):
     func, params, named = BAD_TERMS[what]
     with pytest.raises((ConfigError, CapabilityError), match=f"'bad'.*{named}"):
         twins(tmp_path, **observed(func, params=params))
-
-
-IDS = {
-    "joint_ids": ([2], "joint_ids.*2"),
-    "body_ids": ([0], "body_ids.*0"),  # the world
-    "geom_ids": ([-1], "geom_ids.*-1"),
-    "actuator_ids": (slice(5, 6), "actuator_ids.*5"),
-}
-
-
-@pytest.mark.parametrize("ids", IDS)
-def test_ids_that_are_not_the_entitys_are_refused(tmp_path, ids):
-    value, named = IDS[ids]
-    cfg = SceneEntityCfg("twins", **{ids: value})
-    with pytest.raises(ConfigError, match=f"'bad'.*{named}"):
-        twins(tmp_path, **observed(mdp.joint_pos_rel, params={"asset_cfg": cfg}))
-
-
-def test_ids_that_contradict_the_names_are_refused(tmp_path):
-    cfg = SceneEntityCfg("twins", joint_names=("first",), joint_ids=[1])
-    with pytest.raises(ConfigError, match=r"'bad'.*joint_ids.*\[0\].*\[1\]"):
-        twins(tmp_path, **observed(mdp.joint_pos_rel, params={"asset_cfg": cfg}))
 
 
 @pytest.mark.parametrize("ids", [[1], torch.tensor([1]), slice(1, None), (1,)])

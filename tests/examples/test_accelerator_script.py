@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import json
 
 import pytest
 import torch
 from reference.accelerator import DEVICE, MadeOnDevice
-from reference.runs import tiny_run
+from reference.runs import differing, rows, saved, tiny_run
 
 from unilab.collectors import EnvProcess
 from unilab.conf import compose, envs
@@ -31,24 +30,16 @@ def device(accelerator, warm_start, monkeypatch):
 def learned(run, frames):
     """Weights, moments, replay contents and reward statistics of a checkpoint, by path."""
     (path,) = run.glob(f"checkpoints/*{frames}")
-    leaves = {}
-
-    def flatten(name, value):
-        if isinstance(value, dict | list | tuple):
-            for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
-                flatten(f"{name}.{key}", inner)
-        elif isinstance(value, torch.Tensor):
-            leaves[name] = value
-
-    for part in ("learner", "replay", "rewards"):
-        (file,) = path.glob(f"components/*-{part}/state.pt")
-        flatten(part, torch.load(file, weights_only=True, map_location="cpu"))
-    return leaves
+    parts = ("learner.", "replay.", "rewards.")
+    return {
+        name: value
+        for name, value in saved(path).items()
+        if name.startswith(parts) and isinstance(value, torch.Tensor)
+    }
 
 
 def evaluations(run):
-    with (run / "progress.csv").open() as file:
-        return [row["Eval/return"] for row in csv.DictReader(file) if row["Eval/return"]]
+    return [row["Eval/return"] for row in rows(run) if row["Eval/return"]]
 
 
 @pytest.mark.slow
@@ -61,9 +52,7 @@ def test_a_run_learns_what_it_learns_on_the_cpu_bit_for_bit(tmp_path, device, co
     tiny_run(there, TASK, *options, f"training.collector_tensor_device={tensors}")
     device.undo()
     tiny_run(here, TASK, *options)
-    ours, theirs = learned(there, 160), learned(here, 160)
-    assert ours.keys() == theirs.keys()
-    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+    assert differing(learned(there, 160), learned(here, 160)) == []
     assert evaluations(there) == evaluations(here)
     devices = json.loads((there / "run_config.json").read_text())["device_resolution"]
     assert devices["learner"] == str(DEVICE)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 
 import pytest
 import torch
-from reference.runs import TINY
+from reference.runs import TINY, rows
 from tensordict import TensorDict
 
 from unilab.export import OnnxPolicy
@@ -27,10 +26,9 @@ def test_it_trains_saves_resumes_exports_and_plays(monkeypatch, tmp_path):
     run = tmp_path / "run"
     metrics = custom_actor.main([*SMALL, f"training.run_dir={run}"])
     assert metrics["Eval/episode_length"] == 20
-    with (run / "progress.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert int(rows[-1]["frames"]) == 320
-    assert float(rows[-1]["Loss/aux_reconstruction"]) > 0
+    last = rows(run)[-1]
+    assert int(last["frames"]) == 320
+    assert float(last["Loss/aux_reconstruction"]) > 0
     semantics = json.loads((run / "run_config.json").read_text())["actor_semantics"]
     assert semantics["builder"] == "custom_actor:TwoEncoderActor"
     assert semantics["kwargs"] == {"split": 2, "action_low": -0.9, "action_high": 0.9}

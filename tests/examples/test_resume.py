@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 from reference.everything import go2_with_everything
-from reference.runs import NETWORKS, TINY
+from reference.runs import NETWORKS, TINY, differing, rows, saved
 
 from unilab import registry
 from unilab.conf import compose
@@ -38,36 +35,12 @@ def everything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry._training, "go2_with_everything", {})
 
 
-def leaves(value: Any, path: str) -> dict[str, Any]:
-    if isinstance(value, dict | list | tuple):
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        return {k: v for key, inner in items for k, v in leaves(inner, f"{path}.{key}").items()}
-    return {path: value}
-
-
-def saved(checkpoint: Path) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for file in checkpoint.rglob("state.pt"):
-        name = file.parent.name.partition("-")[2]
-        found |= leaves(torch.load(file, weights_only=True), name)
-    # Wall time, and how often this process wrote to a tensor.
-    return {k: v for k, v in found.items() if k != "counters.minutes" and "._read." not in k}
-
-
-def differing(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
-    def same(x: Any, y: Any) -> bool:
-        return torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y
-
-    return [key for key in {**a, **b} if key not in a or key not in b or not same(a[key], b[key])]
-
-
-def rows(run: Path) -> list[dict[str, str]]:
-    with (run / "progress.csv").open(newline="") as file:
-        kept = csv.DictReader(file)
-        return [
-            {k: v for k, v in row.items() if k != "minutes" and not k.startswith("Perf/")}
-            for row in kept
-        ]
+def results(run: Path) -> list[dict[str, str]]:
+    """Rows without what depends on time."""
+    return [
+        {k: v for k, v in row.items() if k != "minutes" and not k.startswith("Perf/")}
+        for row in rows(run)
+    ]
 
 
 def from_half(run: Path, resumed: Path) -> Path:
@@ -96,7 +69,7 @@ def test_c22_a_resumed_synchronous_run_is_bit_for_bit_the_straight_one(task, tmp
     state = saved(straight / END)
     assert {"episodes.env.generator", "replay.length", "learner.update_count"} <= set(state)
     assert differing(state, saved(resumed / END)) == []
-    assert rows(straight) == rows(resumed)
+    assert results(straight) == results(resumed)
     assert len(rows(straight)) == 4
 
 

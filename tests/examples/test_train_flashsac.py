@@ -5,7 +5,6 @@ Clauses are those of ADR-0001.
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import signal
@@ -15,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from reference.runs import NETWORKS, TINY
+from reference.runs import NETWORKS, TINY, rows
 
 from unilab.conf import compose
 from unilab.errors import CheckpointError, ConfigError
@@ -29,11 +28,6 @@ PIPELINED = "training.collector=pipelined"
 ENDLESS = ["algo.total_frames=1_000_000_000", "training.log_interval_s=0.01"]
 
 Start = Callable[..., subprocess.Popen]
-
-
-def rows(run: Path) -> list[dict[str, str]]:
-    with (run / "progress.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 @pytest.fixture

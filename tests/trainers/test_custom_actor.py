@@ -342,18 +342,3 @@ def test_c27_the_built_in_actor_may_go_unnormalised():
     norms = free.loss.actor.mean_head.weight.norm(dim=-1)
     assert (norms - 1.0).abs().max() > 1e-4
     assert (free.loss.critic.head.weight.norm(dim=-1) - 1.0).abs().max() < 1e-4
-
-
-def test_c22_a_run_with_a_custom_actor_is_restored_bit_for_bit(session, differing):
-    saved = session(actor=plain(action_dim=1, low=-0.5))
-    counters = saved.train(20)
-    loaded = session(seed=1, actor=plain(action_dim=1, low=-0.5))
-    assert loaded.checkpointer.load() == counters
-    assert differing(saved.state(), loaded.state()) == []
-
-
-def test_c19_a_checkpoint_of_another_actor_is_refused_whole_with_every_field(session, refused):
-    session(actor=plain(action_dim=1, low=-0.5)).train(20)
-    refused(r"kwargs\.low is -0.5 .* -0.6", actor=plain(action_dim=1, low=-0.6))
-    refused(r"kwargs\.low is -0.5 .* missing", actor=plain(action_dim=1))
-    refused(r"builder is .*kind is 'custom'")

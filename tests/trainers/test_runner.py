@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
 import json
 import math
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from reference.disk import largest_file
+from reference.runs import rows
 from tensordict import TensorDict
 from torchrl.collectors import Collector
 
@@ -24,11 +24,6 @@ from unilab.trainers.runner import EpisodeTracker
 
 TICKS = 20
 FRAMES = 4 * TICKS
-
-
-def read_csv(run: RunFolder) -> list[dict[str, str]]:
-    with run.progress_file.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 @pytest.fixture
@@ -56,7 +51,7 @@ def test_metrics_of_episodes_environment_losses_and_time_are_in_the_table(sessio
         drain_metrics=run.env.drain_metrics,
         log_interval_s=600.0,
     )
-    (row,) = read_csv(folder)
+    (row,) = rows(folder.path)
     for tag in ("Loss/qvalue", "Policy/alpha", "Eval/return", "Perf/steps_per_second"):
         assert row[tag], tag
     assert float(row["Train/episode_length"]) == 8
@@ -80,8 +75,9 @@ def test_evaluations_and_checkpoints_come_once_at_each_interval_and_at_the_end(
         checkpoint_interval=40,
         log_interval_s=1e-6,
     )
-    rows = {int(r["frames"]): r["Eval/return"] for r in read_csv(folder) if r["Eval/return"]}
-    assert rows == {32: "1", 64: "2", 80: "3"}
+    table = rows(folder.path)
+    evaluated = {int(row["frames"]): row["Eval/return"] for row in table if row["Eval/return"]}
+    assert evaluated == {32: "1", 64: "2", 80: "3"}
     assert saved == [40, 80]
 
 
@@ -94,9 +90,9 @@ def test_the_last_evaluation_is_in_the_last_row(session, folder):
         eval_interval=1000,
         log_interval_s=1e-9,
     )
-    frames = [int(row["frames"]) for row in read_csv(folder)]
+    frames = [int(row["frames"]) for row in rows(folder.path)]
     assert frames == list(range(4, FRAMES + 1, 4))
-    last = read_csv(folder)[-1]
+    last = rows(folder.path)[-1]
     assert (last["Eval/return"], last["Perf/updates"]) == ("1", str(run.learner.update_count))
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from unilab.envs.nonfinite import MAX_VALUE, is_finite, is_within, non_finite
 from unilab.envs.transaction import StagedWrite, State, Transaction
 from unilab.errors import ConfigError, NonFiniteError, did_you_mean
 
-_NO_WRITE = (
+NO_WRITE = (
     "must not be written to by a term that reads it, because other terms read it too: use x * 2 in "
     "place of x.mul_(2), or clone it first"
 )
@@ -150,7 +150,7 @@ class EntityScene:
             yield self._recorded
             written = [k for k, (value, v) in self._versions.items() if value._version != v]
             if written:
-                raise ConfigError(f"{', '.join(written)} {_NO_WRITE}")
+                raise ConfigError(f"{', '.join(written)} {NO_WRITE}")
         finally:
             self._recorded = None
             for entity in self.entities.values():
@@ -218,10 +218,6 @@ class EntityScene:
         """Current values of a sensor, ``[num_envs, width]``."""
         value = self._sensor_columns.get(name)
         return self._read_dry("", name) if value is None else value
-
-    def refuse_write(self, label: str) -> NoReturn:
-        """Raise the error for a term that wrote to the packet."""
-        raise ConfigError(f"{label}: what it reads {_NO_WRITE}")
 
     def read(self) -> None:
         """One packed read of every environment; terms see the new values."""

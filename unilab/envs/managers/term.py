@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from unilab.checks import check_fits, hints_of
 from unilab.envs.entity import SceneEntityCfg
 from unilab.envs.nonfinite import bad_rows, is_finite
+from unilab.envs.scene import NO_WRITE
 from unilab.errors import CapabilityError, ConfigError, NonFiniteError, did_you_mean
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ class Term:
         version = packet._version
         value = self.func(env, *args, **self.params)
         if packet._version != version:
-            env.scene.refuse_write(self.label)
+            raise ConfigError(f"{self.label}: what it reads {NO_WRITE}")
         return value
 
     def dry_run(self, env: ManagerBasedRlEnv, *args: Any) -> Any:

@@ -65,7 +65,7 @@ def saved(checkpoint: Path) -> dict[str, Any]:
         state = torch.load(file, weights_only=True, map_location="cpu")
         found |= _leaves(state, file.parent.name.partition("-")[2])
     # Wall time, and how often this process wrote to a tensor.
-    return {k: v for k, v in found.items() if k != "counters.minutes" and "._read." not in k}
+    return {k: v for k, v in found.items() if k != "counters.minutes" and "._versions." not in k}
 
 
 def _leaves(value: Any, path: str) -> dict[str, Any]:

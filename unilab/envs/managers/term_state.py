@@ -45,9 +45,9 @@ _ABSENT = object()
 
 
 def save_state(value: Any, env: ManagerBasedRlEnv) -> Any:
-    """The state of an object of ``env`` as nested dicts and lists of CPU tensors and plain values.
+    """The state of an object of ``env`` as nested dicts and lists of tensors and plain values.
 
-    Other values are left out, or None in a list.
+    Tensors are not copied. Other values are left out, or None in a list.
     """
     return _saved(value, _shared(env) - {id(value)})
 
@@ -215,7 +215,7 @@ def _saved(value: Any, others: set[int]) -> Any:
     if isinstance(value, torch.Generator):
         return value.get_state()
     if isinstance(value, Tensor | np.ndarray):
-        return torch.as_tensor(value).detach().cpu().clone()
+        return torch.as_tensor(value).detach()
     contents = _contents(value)
     if contents is None:
         return _ABSENT

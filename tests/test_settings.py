@@ -78,7 +78,6 @@ def test_threads_follow_cores_and_devices(monkeypatch, cores, omp, settings, dev
     ("overrides", "learner"),
     [
         (["task=pendulum_swingup"], 1),
-        (["task=cartpole_swingup"], 1),
         (["task=go2_velocity_flat"], 1),
         (["task=go2_velocity_flat", "training.num_threads=2"], 2),
         (["task=dmc/walker-walk"], 2),

@@ -135,7 +135,6 @@ def test_c15_placement_is_frozen_and_a_function_of_its_arguments():
     [
         {"env_device": "cpu"},
         {"ring_device": "cpu"},
-        {"ring_device": "cpu", "env_device": "cpu"},
         {"learner_device": "cuda:1"},
         {"learner_device": "mps", "env_device": "mps", "ring_device": "mps", "transport": "mps"},
         {"transport": "host"},

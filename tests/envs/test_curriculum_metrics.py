@@ -6,10 +6,7 @@ from envs.tables import act, drive, go2, twins
 
 from unilab.envs import (
     CurriculumTermCfg,
-    ManagerTermBase,
     MetricsTermCfg,
-    ObservationGroupCfg,
-    ObservationTermCfg,
     mdp,
 )
 from unilab.errors import ConfigError, NonFiniteError
@@ -113,26 +110,3 @@ def test_a_metric_is_the_mean_over_the_steps_of_ended_episodes(tmp_path):
     # Three episodes of 5 steps and one of 3; the one that is running does not count.
     expected = (3 * (1 + 2 + 3 + 4 + 5) + (1 + 2 + 3)) / (3 * 5 + 3)
     assert env.drain_metrics()["Metrics/step"] == pytest.approx(expected)
-
-
-class Count(ManagerTermBase):
-    """How often it was called in this episode; knows its own configuration."""
-
-    def __init__(self, cfg, env):
-        super().__init__(cfg, env)
-        self.calls = torch.zeros(env.num_envs, 1)
-        assert cfg.params == {"start": 10.0}
-
-    def __call__(self, env, start=10.0):
-        self.calls += 1.0
-        return self.calls + start
-
-    def reset(self, env_ids):
-        self.calls[env_ids] = 0.0
-
-
-def test_stateful_observation_gets_its_parameters(tmp_path):
-    obs = ObservationGroupCfg(terms={"count": ObservationTermCfg(func=Count)})
-    env = twins(tmp_path, observations={"obs": obs})
-    shown = drive(env, 7)["obs"][0, :, 0].tolist()
-    assert shown == [11, 12, 13, 14, 15, 11, 12]

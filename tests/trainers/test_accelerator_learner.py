@@ -74,6 +74,7 @@ def test_storing_and_sampling_wait_for_the_device_only_to_join_steps(
 def test_a_row_of_metrics_waits_once_for_losses_and_once_for_episodes(session, accelerator):
     run = session(device=DEVICE)
     run.train(TICKS, save=False, log_interval_s=0.0)
+    assert run.runner.exit_code == 0, "no signal from elsewhere ended it early"
     events = [*accelerator.down, *accelerator.waits]
     waited = Counter(e.where.split()[-1] for e in events if e.where.startswith("trainers/runner"))
     assert waited == {"_mean_updates": run.learner.update_count, "drain": TICKS}

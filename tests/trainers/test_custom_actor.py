@@ -265,13 +265,6 @@ def test_c19_c20_c21_other_missing_or_unknown_semantics_are_refused_before_any_w
     assert unchanged(fresh, before)
 
 
-@pytest.mark.parametrize("part", ["optimizers", "schedules"])
-def test_c21_a_state_without_optimizers_or_schedules_is_refused(part):
-    training = FlashSACLearner(tiny_loss())
-    with pytest.raises(CheckpointError, match="actor"):
-        training.load_state_dict({**training.state_dict(), part: {}})
-
-
 @pytest.mark.parametrize("wanted", [True, None])
 def test_c26_a_custom_actor_with_a_cuda_graph_is_an_error(wanted):
     cuda = torch.device("cuda")

@@ -8,6 +8,7 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 from reference.disk import largest_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -88,6 +89,15 @@ def test_a_metric_of_the_user_is_logged(tmp_path):
     MetricLogger(run).log(8, 0.0, {"Grasp/slip": 0.25})
     assert rows(run.progress_file)[0]["Grasp/slip"] == "0.25"
     assert scalars(run, "Grasp/slip") == [(8, 0.25)]
+
+
+@pytest.mark.parametrize(
+    ("tag", "value"), [("a", None), ("a", "1"), ("a", torch.ones(3)), (3, 1.0)]
+)
+def test_a_metric_that_is_no_number_with_a_name_is_refused(tmp_path, tag, value):
+    logger = MetricLogger(RunFolder.create("t", 0, path=tmp_path / "run"))
+    with pytest.raises(ConfigError, match=repr(tag)):
+        logger.log(8, 0.0, {tag: value})
 
 
 def test_rows_with_too_many_cells_are_dropped(tmp_path):

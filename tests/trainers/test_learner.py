@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 from reference.tiny import ACTION, OBS, tiny_actor, tiny_batch, tiny_critic, tiny_loss
-from torch import Tensor
+from torch import Tensor, nn
 from torchrl import timeit
 
 from unilab.errors import ConfigError
@@ -92,6 +92,54 @@ def test_the_temperature_stays_within_its_bounds(sign):
     learner = FlashSACLearner(loss, lr=1e-3, actor_update_period=1)
     alphas = [metrics["alpha"].item() for metrics in run(learner, range(3))]
     assert alphas == pytest.approx([0.5 + sign * 1e-4] * 3, abs=1e-7)
+
+
+class NoMetrics(FlashSACLoss):
+    def qvalue_loss(self, tensordict):
+        return super().qvalue_loss(tensordict)[0]
+
+
+class NoEntropy(FlashSACLoss):
+    def actor_loss(self, tensordict):
+        return super().actor_loss(tensordict)[0], {}
+
+
+class OnlyAlpha(FlashSACLoss):
+    def alpha_loss(self, entropy):
+        return super().alpha_loss(entropy)[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [(NoMetrics, "qvalue_loss"), (NoEntropy, "actor_loss"), (OnlyAlpha, "alpha_loss")],
+)
+def test_an_override_that_returns_no_loss_and_metrics_is_named(kind, method):
+    loss = kind(tiny_actor(), tiny_critic())
+    with pytest.raises(ConfigError, match=method):
+        FlashSACLearner(loss).update(tiny_batch())
+    with pytest.raises(ConfigError, match=method):
+        loss(tiny_batch())
+
+
+def test_metrics_of_a_subclass_are_detached_scalars():
+    class Scaled(FlashSACLoss):
+        def qvalue_loss(self, tensordict):
+            loss, metrics = super().qvalue_loss(tensordict)
+            return loss, {**metrics, "twice": 2 * loss, "one": 1.0}
+
+    metrics = FlashSACLearner(Scaled(tiny_actor(), tiny_critic())).update(tiny_batch())
+    assert not metrics["twice"].requires_grad
+    assert metrics["twice"] == 2 * metrics["loss_qvalue"]
+    assert metrics["one"] == 1.0
+
+
+def test_parameters_that_no_optimizer_would_train_are_refused():
+    loss = tiny_loss()
+    loss.extra = nn.Linear(OBS, 1)
+    with pytest.raises(ConfigError, match=r"extra\.weight"):
+        FlashSACLearner(loss)
+    loss.extra.requires_grad_(False)
+    FlashSACLearner(loss).update(tiny_batch())
 
 
 @pytest.mark.parametrize("reward", [-40.0, 0.1])

@@ -197,6 +197,20 @@ def test_a_nan_in_training_is_named_and_keeps_the_checkpoint_before(session):
     assert run.checkpointer.load().frames == FRAMES
 
 
+@pytest.mark.parametrize("where", ["my/update", "my/env", "Eval/my"])
+def test_a_metric_that_is_no_number_is_named(session, where):
+    run = session()
+    if where == "my/update":
+        update = run.learner.update
+        run.learner.update = lambda batch: update(batch).set(where, torch.ones(3))
+    with pytest.raises(ConfigError, match=where):
+        run.train(
+            TICKS,
+            drain_metrics=lambda: {"my/env": None if where == "my/env" else 1.0},
+            evaluate=lambda: {"Eval/my": "x" if where == "Eval/my" else 1.0},
+        )
+
+
 def test_c15_the_metric_that_became_nan_first_is_named_when_the_environment_fails(session):
     run = session()
     update = run.learner.update

@@ -254,9 +254,9 @@ class FlashSACLoss(LossModule):
             0-dim ``loss_actor``, ``loss_qvalue``, ``loss_alpha``, ``loss_aux_<name>`` for each of
             the actor's auxiliary losses, ``alpha``, ``entropy``, ``q_mean``, ``q_clipped``.
         """
-        loss_actor, actor_info = self.actor_loss(tensordict)
-        loss_alpha, _ = self.alpha_loss(actor_info["entropy"])
-        loss_qvalue, critic_info = self.qvalue_loss(tensordict)
+        loss_actor, actor_info = self.loss_and_metrics("actor_loss", tensordict)
+        loss_alpha, _ = self.loss_and_metrics("alpha_loss", actor_info["entropy"])
+        loss_qvalue, critic_info = self.loss_and_metrics("qvalue_loss", tensordict)
         self.write_priority(tensordict, critic_info)
         return TensorDict(
             {
@@ -267,6 +267,23 @@ class FlashSACLoss(LossModule):
                 **actor_info,
                 **critic_info,
             }
+        )
+
+    def loss_and_metrics(self, name: str, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss and metrics of :meth:`actor_loss`, :meth:`alpha_loss` or :meth:`qvalue_loss`."""
+        result = getattr(self, name)(batch)
+        method = f"{name} of {type(self).__name__}"
+        match result:
+            case (Tensor() as loss, dict() as metrics):
+                if name == "actor_loss" and "entropy" not in metrics:
+                    raise ConfigError(
+                        f"{method} must return 'entropy' in its metrics, got {list(metrics)}: the "
+                        "temperature's loss needs it"
+                    )
+                return loss, metrics
+        raise ConfigError(
+            f"{method} must return a loss and a dict of metrics, got {type(result).__name__}: "
+            "return (loss, metrics)"
         )
 
     def write_priority(self, tensordict: TensorDictBase, critic_info: dict[str, Tensor]) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from unilab.errors import ConfigError
+from unilab.record.metric_schema import as_scalars
 from unilab.record.run_folder import RunFolder, append_whole, unwritable, write_whole
 
 
@@ -150,7 +151,7 @@ class MetricLogger:
 
     def log(self, frames: int, minutes: float, values: Mapping[str, float]) -> None:
         """Logs one row of scalars by tag; NaN means "nothing to report" and is left out."""
-        known = {tag: float(value) for tag, value in values.items() if not math.isnan(value)}
+        known = {tag: value for tag, value in as_scalars(values).items() if not math.isnan(value)}
         self.csv.write(frames, minutes, known)
         self.events.write(frames, known)
 

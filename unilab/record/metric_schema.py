@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from unilab.errors import ConfigError, did_you_mean
 
@@ -82,3 +83,19 @@ def metric(tag: str) -> Metric:
         f"metric {tag!r} must be in the schema{did_you_mean(tag, METRICS)} or have one of the "
         f"prefixes {families}"
     )
+
+
+def as_scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Metrics as floats; a user's code may have made them."""
+    return {tag: _as_scalar(tag, value) for tag, value in metrics.items()}
+
+
+def _as_scalar(tag: Any, value: Any) -> float:
+    if not isinstance(tag, str):
+        raise ConfigError(f"the name of a metric must be a string, got {tag!r}")
+    try:
+        if not isinstance(value, str | bytes):
+            return float(value)
+    except (TypeError, ValueError, RuntimeError):  # of PyTorch: more than one element
+        pass
+    raise ConfigError(f"metric {tag!r} must be a number, got {value!r}")

@@ -11,6 +11,7 @@ from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from unilab.errors import ConfigError
+from unilab.record.metric_schema import as_scalars
 
 
 class Evaluator:
@@ -68,8 +69,8 @@ class Evaluator:
                 metrics = self._first_episodes()
         finally:
             generators.load_state_dict(before)
-        terms = {tag: value for tag, value in drain().items() if not tag.startswith("Perf/")}
-        return metrics | {f"Eval/{tag}": value for tag, value in terms.items()}
+        own = as_scalars(drain())
+        return metrics | {f"Eval/{k}": v for k, v in own.items() if not k.startswith("Perf/")}
 
     def _first_episodes(self) -> dict[str, float]:
         data = self.env.reset()

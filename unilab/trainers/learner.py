@@ -104,10 +104,18 @@ class FlashSACLearner:
             decay_steps=decay_steps,
         )
         parameters = {
-            "actor": loss.actor.parameters(),
+            "actor": list(loss.actor.parameters()),
             "alpha": [loss.log_alpha],
-            "critic": loss.critic.parameters(),
+            "critic": list(loss.critic.parameters()),
         }
+        trained = {id(p) for group in parameters.values() for p in group}
+        own = [k for k, p in loss.named_parameters() if p.requires_grad and id(p) not in trained]
+        if own:
+            raise ConfigError(
+                f"parameters of {type(loss).__name__} must be the actor's or the critic's, got "
+                f"{', '.join(own)}, which no optimizer trains: give them to a custom actor with "
+                "aux_losses, or freeze them with requires_grad_(False)"
+            )
         # LambdaLR multiplies 1 by the rate; a captured step reads the product from the device.
         self._optimizers = {
             name: torch.optim.Adam(
@@ -177,16 +185,16 @@ class FlashSACLearner:
             )
 
     def _step_actor(self, tensordict: TensorDictBase) -> dict[str, Tensor]:
-        loss_actor, info = self.loss.actor_loss(tensordict)
+        loss_actor, info = self.loss.loss_and_metrics("actor_loss", tensordict)
         aux = {key: value for key, value in info.items() if key.startswith(_AUX)}
         self._check_aux(aux)
         self._minimize("actor", sum(aux.values(), loss_actor))
         if self._normalize_actor:
             self.loss.actor.normalize_parameters()
-        loss_alpha, _ = self.loss.alpha_loss(info["entropy"])
+        loss_alpha, _ = self.loss.loss_and_metrics("alpha_loss", info["entropy"])
         self._minimize("alpha", loss_alpha)
         metrics = {"loss_actor": loss_actor, "loss_alpha": loss_alpha, **info}
-        return {key: value.detach() for key, value in metrics.items()}
+        return _detached(metrics)
 
     def _check_aux(self, aux: dict[str, Tensor]) -> None:
         """Auxiliary losses keep their names and are finite scalars; checked before any step.
@@ -209,11 +217,11 @@ class FlashSACLearner:
                 )
 
     def _step_critic(self, tensordict: TensorDictBase) -> dict[str, Tensor]:
-        loss_qvalue, info = self.loss.qvalue_loss(tensordict)
+        loss_qvalue, info = self.loss.loss_and_metrics("qvalue_loss", tensordict)
         self._minimize("critic", loss_qvalue)
         self.loss.critic.normalize_parameters()
         self._target_update.step()
-        return {"loss_qvalue": loss_qvalue.detach(), **info}
+        return _detached({"loss_qvalue": loss_qvalue, **info})
 
     def _minimize(self, name: str, loss: Tensor) -> None:
         optimizer = self._optimizers[name]
@@ -288,6 +296,10 @@ class FlashSACLearner:
         self.update_count = int(state["update_count"])
         # A captured graph reads the tensors that the optimizers held before.
         self._actor_step, self._critic_step = self._steps()
+
+
+def _detached(metrics: dict[str, Any]) -> dict[str, Tensor]:
+    return {name: torch.as_tensor(value).detach() for name, value in metrics.items()}
 
 
 def _names(keys: set[str]) -> str:

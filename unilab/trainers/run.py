@@ -16,6 +16,7 @@ from unilab.errors import CheckpointError
 from unilab.modules import actor_semantics
 from unilab.output import say
 from unilab.record import MetricLogger, Progress, RunFolder, closing_summary
+from unilab.record.metric_schema import as_scalars
 from unilab.trainers.checkpoint import (
     Checkpointer,
     Counters,
@@ -124,6 +125,7 @@ class Run:
     def log(self, values: Mapping[str, float]) -> None:
         """Writes one row of metrics and shows it; a file that cannot be written is a warning."""
         self._require_folder()
+        values = as_scalars(values)
         if self.logger is not None:
             with warning_if_unwritable():
                 self.logger.log(self.counters.frames, self.counters.minutes, values)

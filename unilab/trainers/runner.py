@@ -248,6 +248,13 @@ class OffPolicyRunner(AsyncRunner):
         stacked: Any = TensorDict.maybe_dense_stack(self._updates)
         self._updates.clear()
         names = list(stacked.keys())
+        for name in names:
+            if stacked.get(name).ndim != 1:
+                shape = tuple(stacked.get(name).shape[1:])
+                raise ConfigError(
+                    f"metric {name!r} of an update must be a number, got shape {shape}: take its "
+                    "mean"
+                )
         values = torch.stack([stacked.get(name).float() for name in names]).cpu()
         # The first bad update names the cause: soon after, everything is NaN.
         for row in values.T.tolist():

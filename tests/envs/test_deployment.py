@@ -219,6 +219,22 @@ def test_position_loop_and_policy_see_the_same_encoder(tmp_path):
     torch.testing.assert_close(pos, torch.tensor([[0.5, -1.0, 0.3, 0.2]] * 2), rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("resets", [2, 3])
+def test_saved_episodes_continue_with_their_encoders(tmp_path, resets):
+    bias = EventTermCfg(
+        func=mdp.randomize_encoder_bias,
+        mode="reset",
+        params={"bias_range": (-0.2, 0.2), "asset_cfg": tables.TWINS},
+    )
+    env, other = (actuated(tmp_path, events={"bias": bias}) for _ in range(2))
+    for _ in range(resets - 1):
+        env.step(tables.act(env, env.reset()))
+    root = env.reset()
+    other.import_episodes(env.export_episodes())
+    expected, continued = (each.step(tables.act(each, root.clone())) for each in (env, other))
+    assert torch.equal(expected["next", "obs"], continued["next", "obs"])
+
+
 @pytest.mark.parametrize("kind", ["intvelocity", "velocity", "motor"])
 def test_actuator_whose_control_is_no_target_is_refused(tmp_path, kind):
     gain = {"intvelocity": 'kp="1" actrange="-9 9"', "velocity": 'kv="1"'}.get(kind, "")
@@ -244,6 +260,19 @@ def test_a_motor_has_no_gains_and_no_limit_is_none():
     assert (data["stiffness"], data["damping"]) == ([0.0], [0.0])
     assert data["effort_limits"] == [[None, None]]
     assert data["default_joint_pos"] == [pytest.approx(3.14159265)]
+
+
+@pytest.mark.parametrize(
+    ("ids", "names"),
+    [([1], ["second"]), ((1, 0), ["second", "first"]), (slice(0, 1), ["first"])],
+)
+def test_joints_that_ids_select_are_named_in_the_order_of_the_columns(tmp_path, ids, names):
+    chosen = {"asset_cfg": replace(tables.TWINS, joint_ids=ids)}
+    pos = ObservationTermCfg(func=mdp.joint_pos_rel, params=chosen)
+    env = tables.twins(tmp_path, observations={"obs": ObservationGroupCfg(terms={"pos": pos})})
+    (term,) = env.deployment_metadata()["observation_terms"]
+    assert (term["width"], term["params"]["asset_cfg"]["joint_names"]) == (len(names), names)
+    env.close()
 
 
 def test_history_clip_and_scale_of_each_term(tmp_path):

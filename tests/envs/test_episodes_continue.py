@@ -100,7 +100,7 @@ def test_episodes_of_another_environment_are_refused_and_its_own_continue(tmp_pa
     other = twins(tmp_path, **sizes, decimation=3 if change == "settings" else 2)
     _, root = steps(other, other.reset(), 3, seed=0)
     before = other.export_episodes()
-    with pytest.raises(ConfigError, match="task and version" if change == "damage" else change):
+    with pytest.raises(ConfigError, match="action_manager" if change == "damage" else change):
         other.import_episodes(state)
     expected, _ = steps(other, root.clone(), 9, seed=1)
     other.import_episodes(before)

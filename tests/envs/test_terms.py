@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from operator import attrgetter
 
 import pytest
 import torch
@@ -177,6 +178,13 @@ def test_term_that_does_not_fit_is_refused(tmp_path, what):
     func, params, named = BAD_TERMS[what]
     with pytest.raises((ConfigError, CapabilityError), match=f"'bad'.*{named}"):
         twins(tmp_path, **observed(func, params=params))
+
+
+@pytest.mark.parametrize("ids", [[3.0], None, "base", [False, False, False, True], 1.0])
+def test_ids_that_are_not_integers_are_refused(tmp_path, ids):
+    cfg = SceneEntityCfg("twins", body_ids=ids)
+    with pytest.raises(ConfigError, match=r"'bad'.*body_ids.*distinct ids"):
+        twins(tmp_path, **observed(mdp.joint_pos_rel, params={"asset_cfg": cfg}))
 
 
 @pytest.mark.parametrize("ids", [[1], torch.tensor([1]), slice(1, None), (1,)])
@@ -398,6 +406,23 @@ def test_term_that_writes_later_faults_the_environment(tmp_path):
         env.step(root)
 
 
+@pytest.mark.parametrize(
+    "name", ["data.default_joint_pos", "data.joint_pos_limits", "default_root_pose"]
+)
+def test_term_that_writes_to_the_home_pose_later_faults_the_environment(name):
+    def term(env):
+        if env.common_step_counter > 1:
+            attrgetter(name)(env.scene["robot"]).mul_(2.0)
+        return torch.zeros(env.num_envs)
+
+    env = go2(rewards={"bad": RewardTermCfg(func=term, weight=1.0)})
+    root = act(env, env.reset())
+    env.step(root)
+    env.step(root)
+    with pytest.raises(ConfigError, match=rf"robot\.{name}"):
+        env.step(root)
+
+
 class Early(ManagerTermBase):
     def __init__(self, cfg, env):
         super().__init__(cfg, env)
@@ -438,3 +463,16 @@ def test_task_whose_terms_read_nothing_runs(tmp_path):
         terminations={"lost": TerminationTermCfg(func=mdp.nan_detection)},
     )
     assert not drive(env, 3)["next", "done"].any()
+
+
+class Saved(ManagerTermBase):
+    def __call__(self, env, env_ids):
+        return None
+
+    def state_dict(self):
+        return {}
+
+
+def test_curriculum_that_saves_and_cannot_load_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"'bad'.*load_state_dict"):
+        twins(tmp_path, curriculum={"bad": CurriculumTermCfg(func=Saved)})

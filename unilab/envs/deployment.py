@@ -91,8 +91,8 @@ def _parameter(env: ManagerBasedRlEnv, value: Any, *, joints: bool) -> Any:
         entity = env.scene[value.name]
         if not joints:
             return {"entity": value.name}
-        ids = entity.find_joints(value.joint_names)
-        return {"entity": value.name, "joint_names": [entity.joint_names[i] for i in ids]}
+        columns = value.joints_of(torch.arange(len(entity.joints), device=env.device)[None])[0]
+        return {"entity": value.name, "joint_names": [entity.joint_names[i] for i in columns]}
     if isinstance(value, list | tuple):
         return [_parameter(env, inner, joints=joints) for inner in value]
     if isinstance(value, dict):

@@ -286,6 +286,8 @@ class ManagerBasedRlEnv(TorchEnv):
         biases = {name: e.data.encoder_bias for name, e in self.scene.entities.items()}
         kept = {name: save_state(owner, self) for name, owner in self._owners().items()}
         kept["recorder_manager"].pop("_ended")  # episodes that nobody fetched are not saved
+        for derived in ("_versions", "_biased_offset"):  # from this environment's encoder biases
+            kept["action_manager"].pop(derived)
         return {
             "backend": self.backend.state_dict(),
             "encoder_bias": biases,

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from unilab.backends import HostBridgeTransferPlan, SimBackend
 from unilab.backends.base import Source
-from unilab.envs.entity import DERIVED_FIELDS, Entity, EntityCfg, SceneEntityCfg
+from unilab.envs.entity import CONSTANTS, DERIVED_FIELDS, Entity, EntityCfg, SceneEntityCfg
 from unilab.envs.nonfinite import MAX_VALUE, is_finite, is_within, non_finite
 from unilab.envs.transaction import StagedWrite, State, Transaction
 from unilab.errors import ConfigError, NonFiniteError, did_you_mean
@@ -51,9 +53,11 @@ def _checked_ids(what: str, ids: Any, size: int, own: list[int]) -> list[int]:
     if isinstance(ids, slice):
         found = list(range(size))[ids]
     else:
-        found = torch.as_tensor(ids).reshape(-1).tolist()
-    if not found or len(set(found)) < len(found) or not set(found) <= set(own):
-        raise ConfigError(f"{what} must be distinct ids among {own}, got {ids}")
+        listed = ids.reshape(-1).tolist() if isinstance(ids, Tensor | np.ndarray) else ids
+        found = list(listed) if isinstance(listed, Sequence) else [listed]
+    integers = all(isinstance(i, Integral) and not isinstance(i, bool) for i in found)
+    if not found or not integers or len(set(found)) < len(found) or not set(found) <= set(own):
+        raise ConfigError(f"{what} must be distinct ids among {own}, got {ids!r}")
     return found
 
 
@@ -73,6 +77,8 @@ class EntityScene:
         self._dry_plans: dict[Read, HostBridgeTransferPlan] = {}
         self._versions: dict[str, tuple[Tensor, int]] = {}
         """What must not be written to in a first call, with PyTorch's versions of it, by name."""
+        self._constants: list[tuple[str, Tensor, int]] = []
+        """The entities' home poses and joint limits, with PyTorch's versions of them."""
         self.packet = torch.zeros(0)
         """What the terms read; its version changes when one of them writes to it."""
         self._sensor_columns: dict[str, Tensor] = {}
@@ -211,6 +217,10 @@ class EntityScene:
         for plan in self._dry_plans.values():
             plan.packet.fill_(torch.nan)  # a term that keeps it would read stale values
         self._dry_plans.clear()
+        for name, owner in self.entities.items():
+            own = {f"data.{k}": getattr(owner.data, k) for k in CONSTANTS}
+            own["default_root_pose"] = owner.default_root_pose
+            self._constants += [(f"{name}.{k}", value, value._version) for k, value in own.items()]
         self.read()
         return self.plan
 
@@ -221,6 +231,9 @@ class EntityScene:
 
     def read(self) -> None:
         """One packed read of every environment; terms see the new values."""
+        written = [name for name, value, version in self._constants if value._version != version]
+        if written:
+            raise ConfigError(f"{', '.join(written)} {NO_WRITE}")
         self.plan.read()
         self._changed()
 

@@ -464,7 +464,7 @@ class TorchEnv(EnvBase):
         except Exception as error:
             self._import_episodes(before)
             raise ConfigError(
-                f"episodes must be of the same task and version of unilab, got others ({error!r})"
+                f"saved episodes must be those of this task and version of unilab, got {error!r}"
             ) from error
 
     def _import_episodes(self, state: Mapping[str, Any]) -> None:
@@ -491,7 +491,7 @@ class TorchEnv(EnvBase):
                 f"{action.dtype} of shape {tuple(action.shape)} on {action.device}"
             )
         if not is_within(action, self._max_action):
-            what = f"actions are not finite or beyond {self._max_action:g}: look at the policy"
+            what = f"actions are not finite or beyond {self._max_action:g} (look at the policy)"
             raise non_finite(what, {"action": action}, limit=self._max_action)
         return action
 

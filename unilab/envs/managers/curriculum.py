@@ -41,6 +41,11 @@ class CurriculumManager:
             bind_term(env, "curriculum", name, term, leading=2) for name, term in cfg.items()
         ]
         self._state: dict[str, float] = {}
+        for name, func in self._stateful().items():
+            if not hasattr(func, "load_state_dict"):
+                raise ConfigError(
+                    f"curriculum term {name!r} must have load_state_dict, got state_dict alone"
+                )
         no_rows = torch.zeros(0, dtype=torch.int64, device=env.device)
         for term in self._terms:
             self._log(term, term.dry_run(env, no_rows))

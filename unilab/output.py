@@ -44,7 +44,7 @@ def exit_code(run: Callable[[], int | None]) -> int:
         return 2
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # nothing is left to interrupt
-        say("Interrupted; what was saved before is kept.", stream=sys.stderr)
+        say("Interrupted.", stream=sys.stderr)
         return 130
     finally:
         for stream in (sys.stdout, sys.stderr):

@@ -199,14 +199,16 @@ def test_action_0_holds_the_home_pose_whatever_the_gear(tmp_path):
     torch.testing.assert_close(pos, home.expand(2, 4), rtol=0, atol=1e-6)
 
 
+BIASED = EventTermCfg(
+    func=mdp.randomize_encoder_bias,
+    mode="startup",
+    params={"bias_range": (0.1, 0.2), "asset_cfg": tables.TWINS},
+)
+
+
 def test_position_loop_and_policy_see_the_same_encoder(tmp_path):
     """A joint told to go where its encoder reads that it is stays there."""
-    bias = EventTermCfg(
-        func=mdp.randomize_encoder_bias,
-        mode="startup",
-        params={"bias_range": (0.1, 0.2), "asset_cfg": tables.TWINS},
-    )
-    env = actuated(tmp_path, events={"bias": bias})
+    env = actuated(tmp_path, events={"bias": BIASED})
     entity = env.scene["twins"].data
     assert (entity.encoder_bias >= 0.1).all()
     root = env.reset()
@@ -235,9 +237,36 @@ def test_saved_episodes_continue_with_their_encoders(tmp_path, resets):
     assert torch.equal(expected["next", "obs"], continued["next", "obs"])
 
 
-@pytest.mark.parametrize("kind", ["intvelocity", "velocity", "motor"])
+def test_position_actuators_without_a_position_action_see_the_encoder_too(tmp_path):
+    """One whose control is an effort action, and one that no action drives."""
+    push = mdp.JointEffortActionCfg(actuator_names=("geared",))
+    env = actuated(tmp_path, events={"bias": BIASED}, actions={"push": push})
+    env.step(tables.act(env, env.reset()))
+    bias = env.scene["twins"].data.encoder_bias
+    torques = torch.stack((-12 * (0.5 + bias[:, 0]), 0.5 - 4 * (0.3 + bias[:, 2])), 1)
+    got = env.backend.get_state_views()["qfrc_actuator"][:, [0, 2]].float()
+    torch.testing.assert_close(got, torques)
+
+
+def test_effort_of_an_integrated_control_is_unknown(tmp_path):
+    motor = '<motor name="first_motor" joint="first"/>'
+    loop = '<intvelocity name="first_motor" joint="first" kp="20" actrange="-9 9"/>'
+    xml = tables.TWINS_XML.replace(motor, loop).replace('ctrl="0.1 -0.1"', "")
+    (tmp_path / "x.xml").write_text(xml)
+    scene = SceneCfg(model=str(tmp_path / "x.xml"), entities={"twins": EntityCfg(root_body="base")})
+    data = tables.twins(tmp_path, scene=scene).deployment_metadata()
+    assert data["action_scale"] == [None, 0.5]
+
+
+@pytest.mark.parametrize("kind", ["intvelocity", "velocity", "motor", "damper", "muscle"])
 def test_actuator_whose_control_is_no_target_is_refused(tmp_path, kind):
-    gain = {"intvelocity": 'kp="1" actrange="-9 9"', "velocity": 'kv="1"'}.get(kind, "")
+    gains = {
+        "intvelocity": 'kp="1" actrange="-9 9"',
+        "velocity": 'kv="1"',
+        "damper": 'kv="1" ctrlrange="0 1"',
+        "muscle": 'lengthrange="0 1"',
+    }
+    gain = gains.get(kind, "")
     xml = tables.TWINS_XML.replace(
         '<motor name="first_motor"', f'<{kind} {gain} name="first_motor"'
     )

@@ -103,7 +103,7 @@ class ActuatorInfo:
     """Velocity gain; 0 for a motor."""
     gear: float = 1.0
     gain: float
-    """NaN if it depends on the state."""
+    """NaN if it depends on the state, or if the force follows an integral of ``ctrl``."""
     bias: float = 0.0
     time_constant: float = 0.0
     """Of a first-order filter on ``ctrl``, s; 0 for none."""

@@ -350,7 +350,7 @@ def _actuators(model: mujoco.MjModel) -> Iterator[ActuatorInfo]:
             stiffness=float(0.0 - bias[1]) if targets else 0.0,
             damping=float(0.0 - bias[2]),
             gear=gear,
-            gain=float(model.actuator_gainprm[i, 0]) if fixed else np.nan,
+            gain=float(model.actuator_gainprm[i, 0]) if targets else np.nan,
             bias=float(bias[0]),
             time_constant=float(model.actuator_dynprm[i, 0]) if dyntype in filters else 0.0,
         )

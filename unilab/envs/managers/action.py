@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -101,7 +101,7 @@ class ActionManager:
         """``[action_dim]``."""
         self.offset = torch.tensor([column.offset for column in self.columns], device=device)
         """``[action_dim]``."""
-        self._encoders = list(_encoders(self.columns, env))
+        self._encoders = list(_encoders(env))
         self._versions = [bias._version for bias, *_ in self._encoders]
         self._biased_offset = self.offset
         self.max_action = _max_action(self.scale, self.offset)
@@ -112,7 +112,9 @@ class ActionManager:
         self._delay: DelayBuffer | None = None
         if any(spec.depth > 1 for spec in specs):
             self._delay = DelayBuffer(specs, env.num_envs, env.generator)
-        self._ctrl = env.backend.default_ctrl.float().to(device).repeat(env.num_envs, 1)
+        self._home_ctrl = env.backend.default_ctrl.to(device, torch.float32, copy=True)
+        self._home_ctrl[self._ids] = self.offset
+        self._ctrl = self._home_ctrl.repeat(env.num_envs, 1)
 
     def process(self, action: Tensor) -> Tensor:
         """Remember an action and turn it into controls, ``[num_envs, nu]``."""
@@ -121,19 +123,20 @@ class ActionManager:
         acting = self.action if self._delay is None else self._delay.push(self.action)
         versions = [bias._version for bias, *_ in self._encoders]
         if self._versions != versions:
-            self._versions, self._biased_offset = versions, self._add_bias()
+            self._versions = versions
+            self._add_bias()
         ctrl = torch.addcmul(self._biased_offset, acting, self.scale)
         if self._in_order:
             return ctrl
         self._ctrl[:, self._ids] = ctrl
         return self._ctrl
 
-    def _add_bias(self) -> Tensor:
-        """``[num_envs, action_dim]``, controls at action 0 with the bias of the encoders."""
-        offset = self.offset.expand_as(self.action).clone()
-        for bias, joints, columns, factor in self._encoders:
-            offset[:, columns] += bias[:, joints] * factor
-        return offset
+    def _add_bias(self) -> None:
+        """Shift the controls of all position loops by the bias of their encoders."""
+        self._ctrl.copy_(self._home_ctrl)
+        for bias, joints, actuators, factor in self._encoders:
+            self._ctrl[:, actuators] += bias[:, joints] * factor
+        self._biased_offset = self._ctrl if self._in_order else self._ctrl[:, self._ids]
 
     def reset(self, rows: Tensor) -> None:
         """Forget the actions of some environments."""
@@ -163,7 +166,7 @@ def _column(
         )
     joints = {j.name: j for j in backend.joints if j.type in ("hinge", "slide")}
     stiffness = actuator.gear * actuator.stiffness
-    if actuator.joint not in joints or not stiffness or not actuator.gain:
+    if actuator.joint not in joints or not _is_loop(actuator):
         raise ConfigError(
             f"actuator {actuator.name!r} must be a position actuator of a joint: use "
             "JointEffortActionCfg"
@@ -182,26 +185,28 @@ def _column(
     )
 
 
-def _encoders(
-    columns: Sequence[ActionColumn], env: ManagerBasedRlEnv
-) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """By entity: the bias of its encoders, its driven joints, their columns of the action, and
-    the control for each rad of the bias."""
+def _is_loop(actuator: ActuatorInfo) -> bool:
+    """Whether the control is a target of the position; a gain that is unknown is NaN."""
+    return abs(actuator.gear * actuator.stiffness * actuator.gain) > 0.0
+
+
+def _encoders(env: ManagerBasedRlEnv) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """By entity: the bias of its encoders, the joints of its position actuators, these actuators,
+    and the control for each rad of the bias."""
     for entity in env.scene.entities.values():
         at = {name: i for i, name in enumerate(entity.joint_names)}
-        own = {
-            i: column
-            for i, column in enumerate(columns)
-            if column.kind == "position" and column.actuator.joint in at
-        }
-        if own:
-            joints = torch.tensor([at[c.actuator.joint or ""] for c in own.values()])
-            factors = torch.tensor([-1.0 / c.joint_gain for c in own.values()])
+        loops = [
+            (at[a.joint], i, -a.gear * a.stiffness / a.gain)
+            for i, a in enumerate(env.backend.actuators)
+            if a.joint in at and _is_loop(a)
+        ]
+        if loops:
+            joints, actuators, factors = zip(*loops, strict=True)
             yield (
                 entity.data.encoder_bias,
-                joints.to(env.device),
-                torch.tensor(list(own), device=env.device),
-                factors.to(env.device),
+                torch.tensor(joints, device=env.device),
+                torch.tensor(actuators, device=env.device),
+                torch.tensor(factors, device=env.device),
             )
 
 

@@ -318,7 +318,8 @@ def randomize_encoder_bias(
 ) -> None:
     """Draw an offset for each encoder (rad): what it reads above the joint's position.
 
-    ``joint_pos_rel(biased=True)`` reads the encoders, and so do position actions.
+    ``joint_pos_rel(biased=True)`` reads the encoders, and so do the position actuators of joints,
+    also those that no action drives; actuators of tendons do not.
     """
     bias = env.scene[asset_cfg.name].data.encoder_bias
     columns = torch.arange(bias.shape[1], device=bias.device)[asset_cfg.joint_ids]

@@ -99,6 +99,10 @@ def test_registered_task_is_listed_described_and_built_once(monkeypatch):
     [
         ((None, short_pendulum), "name"),
         (("", short_pendulum), "name"),
+        (("../x", short_pendulum), "name"),
+        (("a b", short_pendulum), "name"),
+        (("y=1", short_pendulum), "name"),
+        (("w", lambda wanted: short_pendulum()), "cfg_factory"),
         (("short_pendulum", short_pendulum()), "cfg_factory"),
     ],
 )
@@ -106,6 +110,14 @@ def test_task_that_nobody_could_build_is_not_registered(monkeypatch, arguments, 
     monkeypatch.setattr(registry, "_registered", dict(registry._registered))
     with pytest.raises(ConfigError, match=named):
         registry.register(*arguments)
+
+
+@pytest.mark.parametrize("returned", [5, ManagerBasedRlEnvCfg])
+def test_function_that_returns_no_config_is_refused(monkeypatch, returned):
+    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
+    registry.register("w", lambda: returned)
+    with pytest.raises(ConfigError, match="'w'"):
+        unilab.make("w")
 
 
 def test_torchrl_batches_take_several_factories():

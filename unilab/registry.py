@@ -9,9 +9,11 @@ Nothing here imports PyTorch before a task is built.
 from __future__ import annotations
 
 import ast
+import inspect
 import pkgutil
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import cache
 from importlib import metadata
 from importlib.util import find_spec
@@ -36,6 +38,7 @@ class TaskCfg(Protocol):
 
 
 CfgFactory = Callable[[], TaskCfg]
+_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*")
 _registered: dict[str, str | CfgFactory] = {**unilab.tasks.TASKS, **unilab.tasks.SUITE_TASKS}
 _training: dict[str, Mapping[str, Any]] = {}
 
@@ -98,7 +101,8 @@ def register(
     point of the group ``unilab.tasks``.
 
     Args:
-        name: what ``unilab.make`` and ``task=`` call it.
+        name: what ``unilab.make`` and ``task=`` call it, and the folder of its runs: letters,
+            digits, ``_``, ``-`` and ``.``, in groups as in ``dmc/walker-run``.
         cfg_factory: a function that returns the task's config: a
             :class:`~unilab.envs.ManagerBasedRlEnvCfg`, or any frozen dataclass with a ``make``
             that builds its :class:`~unilab.envs.TorchEnv`. The first line of its docstring
@@ -106,11 +110,15 @@ def register(
         training: settings of ``unilab train`` for this task, as in the files of
             ``unilab/conf/flashsac/task``: ``{"algo": {"num_envs": 64}}``.
     """
-    if not isinstance(name, str) or not name:
-        raise ConfigError(f"name must be a string, got {name!r}: it is what task= takes")
-    if not callable(cfg_factory) and not isinstance(cfg_factory, str):
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ConfigError(
-            f"cfg_factory must be a function that returns the task's config, got {cfg_factory!r}"
+            f"name must be letters, digits, '_', '-', '.' and '/', got {name!r}: it is what task= "
+            "takes and a folder of runs"
+        )
+    if not isinstance(cfg_factory, str) and not _takes_nothing(cfg_factory):
+        raise ConfigError(
+            "cfg_factory must be a function without arguments that returns the task's config, got "
+            f"{cfg_factory!r}"
         )
     if name in _registered:
         raise ConfigError(f"a task named {name!r} exists already: choose another name")
@@ -148,7 +156,11 @@ def config(name: str, overrides: Mapping[str, Any] | None = None) -> Any:
         with mujoco_imports():
             factory = pkgutil.resolve_name(factory)
     refuse_removed("env", overrides)
-    return replace(factory(), overrides or {})
+    built = factory()
+    valid = is_dataclass(built) and not isinstance(built, type)
+    if not valid or not callable(getattr(built, "make", None)):
+        raise ConfigError(f"cfg_factory of task {name!r} must return its config, got {built!r}")
+    return replace(built, overrides or {})
 
 
 def factory(
@@ -204,6 +216,15 @@ def _find(name: str) -> str | CfgFactory:
             "tasks; your own is known only to the program that registers it"
         )
     return _registered[name]
+
+
+def _takes_nothing(function: object) -> bool:
+    """Whether ``function()`` is a valid call."""
+    try:
+        inspect.signature(function).bind()  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _docstring(reference: str) -> str | None:

@@ -158,6 +158,17 @@ def test_c14_a_collector_killed_in_training_leaves_a_checkpoint_and_an_error(sta
 
 
 @pytest.mark.slow
+def test_training_whose_output_nobody_reads_any_more_ends_without_a_traceback(tmp_path):
+    train = [sys.executable, "-m", "unilab.cli", "train", *PENDULUM, "algo.total_frames=80"]
+    pipeline = '{ "$@"; echo $? >&2; } | head -n 1'
+    command = ["sh", "-c", pipeline, "sh", *train]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.startswith("Run folder")
+    assert done.stderr.splitlines()[-1] == "0"
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["before the loop", "in the loop"])
 def test_ctrl_c_ends_a_training_that_a_shell_started_in_the_background(start, tmp_path, when):
     """Such shells have their background jobs ignore it."""

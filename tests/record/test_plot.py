@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from unilab.errors import CapabilityError, CheckpointError
+from unilab.errors import CapabilityError, CheckpointError, ConfigError
 from unilab.record import ProgressCsv, RunFolder, plot_learning_curve
 
 
@@ -36,6 +36,25 @@ def test_the_image_of_a_run_is_in_its_folder(run):
 def test_a_run_without_rows_is_refused(run):
     with pytest.raises(CheckpointError, match=r"progress\.csv"):
         plot_learning_curve(run.path)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [b"\xff\xfe", b"nan,1\n", b"600,4,a\n", b'"' + 200_000 * b"a"],
+    ids=["not text", "no number of frames", "no number", "long"],
+)
+def test_a_damaged_table_is_refused(run, damage):
+    log(run)
+    with run.progress_file.open("ab") as file:
+        file.write(damage)
+    with pytest.raises(ConfigError, match=r"progress\.csv"):
+        plot_learning_curve(run.path)
+
+
+def test_a_picture_of_an_unknown_kind_is_refused(run):
+    log(run)
+    with pytest.raises(ConfigError, match=r"out .*curve\.zzz"):
+        plot_learning_curve(run.path, "curve.zzz")
 
 
 def test_without_matplotlib_the_error_names_it(run, monkeypatch):

@@ -25,6 +25,8 @@ from unilab.output import exit_code
 # programs or the late thread could use. GNU's OpenMP reads this when PyTorch is imported.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+# TorchRL's notices go to standard output, and one that nobody reads would print a traceback.
+os.environ.setdefault("RL_LOGGING_LEVEL", "WARNING")
 
 
 def hydra_main(train: Callable[[Any], int], cfg: type) -> Callable[[], None]:
@@ -41,7 +43,7 @@ def hydra_main(train: Callable[[Any], int], cfg: type) -> Callable[[], None]:
         report_errors(lambda: train(resolve(config, HydraConfig.get().overrides.task, cfg)))
 
     def start() -> None:
-        if (ranks := os.environ.get("WORLD_SIZE", "1")) != "1":
+        if (ranks := os.environ.get("WORLD_SIZE") or "1") != "1":
             raise ConfigError(
                 f"WORLD_SIZE must be 1, got {ranks}: each process would train a separate copy. "
                 "Start one process; torchrun is not supported"

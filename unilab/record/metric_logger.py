@@ -39,20 +39,11 @@ class ProgressCsv:
         if self.path.exists():
             last = math.inf if until_frames is None else until_frames
             try:
-                with self.path.open(newline="") as file:
-                    reader = csv.DictReader(file)
-                    self._columns = list(reader.fieldnames or self._columns)
-                    for row in reader:
-                        damaged = None in row  # it has more cells than columns
-                        if not damaged and int(row["frames"]) <= last:
-                            self._rows.append(row)
+                columns, rows = read_progress(self.path)
             except OSError as error:
                 raise unwritable(self.path, error) from error
-            except (csv.Error, KeyError, TypeError, ValueError) as error:
-                raise ConfigError(
-                    f"{self.path} must be the table of this run ({error}): move it away to "
-                    "continue with a new one"
-                ) from error
+            self._columns = columns or self._columns
+            self._rows = [row for row in rows if int(row["frames"]) <= last]
         self._rewrite()
 
     def write(self, frames: int, minutes: float, values: Mapping[str, float]) -> None:
@@ -89,6 +80,25 @@ class ProgressCsv:
         table = io.StringIO()
         csv.DictWriter(table, self._columns, restval="").writerows(rows)
         return table.getvalue().encode()
+
+
+def read_progress(path: Path) -> tuple[list[str], list[dict[str, str]]]:
+    """Columns and rows of a :class:`ProgressCsv`'s file, without rows that were cut or joined."""
+    rows = []
+    try:
+        with path.open(newline="") as file:
+            reader = csv.DictReader(file)
+            columns = list(reader.fieldnames or ())
+            for row in reader:
+                if None not in row and row["minutes"]:  # else it has too many or too few cells
+                    int(row["frames"]), [float(cell) for cell in row.values() if cell]
+                    rows.append(row)
+    except (csv.Error, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{path} must be the table of this run ({type(error).__name__}: {error}): move it away "
+            "to continue with a new one"
+        ) from error
+    return columns, rows
 
 
 class EventFile:

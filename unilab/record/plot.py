@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from unilab.errors import CapabilityError, CheckpointError
+from unilab.errors import CapabilityError, CheckpointError, ConfigError
+from unilab.record.metric_logger import read_progress
 from unilab.record.run_folder import RunFolder, unwritable
 
 _PREFERRED = ("Eval/Episode_Reward/", "Episode_Reward/")
@@ -50,17 +50,16 @@ def plot_learning_curve(run: str | Path, out: str | Path | None = None) -> Path:
         figure.savefig(target, dpi=120)
     except OSError as error:
         raise unwritable(target, error) from error
+    except ValueError as error:
+        raise ConfigError(f"out must have a picture's suffix, got {target}: {error}") from error
     return target
 
 
 def _read(path: Path) -> list[dict[str, str]]:
-    rows = []
-    if path.exists():
-        with path.open(newline="") as file:
-            rows = [{k: v for k, v in row.items() if v} for row in csv.DictReader(file)]
+    _, rows = read_progress(path) if path.exists() else ([], [])
     if not rows:
         raise CheckpointError(f"{path} has no rows yet: let the run log once before you plot it")
-    return rows
+    return [{tag: cell for tag, cell in row.items() if cell} for row in rows]
 
 
 def _draw(axes: Any, rows: Sequence[dict[str, str]], tags: Sequence[str], *, strip: str) -> None:
@@ -77,7 +76,7 @@ def _draw(axes: Any, rows: Sequence[dict[str, str]], tags: Sequence[str], *, str
 def _add_minutes_axis(axes: Any, rows: Sequence[dict[str, str]]) -> None:
     """Ticks of elapsed minutes at the frames where they were reached; the pace may vary."""
     last = float(rows[-1]["minutes"])
-    if last <= 0:
+    if not last > 0.0:
         return
     ticks, labels = [], []
     for fraction in (0.25, 0.5, 0.75, 1.0):

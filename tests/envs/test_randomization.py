@@ -254,6 +254,22 @@ def test_randomization_that_does_not_fit_is_refused(tmp_path, term, named):
         randomised(tmp_path, term)
 
 
+@pytest.mark.parametrize(
+    ("term", "ids"),
+    [
+        (CASES["mass"][0], {"geom_ids": [1]}),
+        (CASES["centre of mass"][0], {"joint_ids": [1]}),
+        (CASES["joints"][0], {"body_ids": [2]}),
+        (event(mdp.randomize_encoder_bias, bias_range=(0.1, 0.2)), {"actuator_ids": (1,)}),
+    ],
+)
+def test_ids_of_another_kind_than_the_event_uses_are_refused(tmp_path, term, ids):
+    asset_cfg = SceneEntityCfg("twins", **ids)
+    wrong = replace(term, params={**term.params, "asset_cfg": asset_cfg})
+    with pytest.raises(ConfigError, match=f"'e0'.*{next(iter(ids))}"):
+        randomised(tmp_path, wrong)
+
+
 def test_gaussian_is_clamped_at_four_deviations(tmp_path):
     env = randomised(tmp_path)
     rows, nominal = torch.zeros(200_000, dtype=torch.int64), torch.ones(1, dtype=torch.float64)

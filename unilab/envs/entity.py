@@ -72,6 +72,16 @@ class SceneEntityCfg:
         """Select these joints from a ``[num_envs, num_joints]`` tensor of the entity."""
         return value if isinstance(self.joint_ids, slice) else value[:, self.joint_ids]
 
+    def refuse_ids_except(self, kinds: Sequence[str]) -> None:
+        """Refuse ids of other kinds than those that a term uses."""
+        for kind in ("joint", "body", "geom", "actuator"):
+            ids = getattr(self, f"{kind}_ids")
+            if kind not in kinds and not (isinstance(ids, slice) and ids == slice(None)):
+                raise ConfigError(
+                    f"{kind}_ids of {self.name!r} must be left out, got {ids!r}: the term uses "
+                    + " and ".join(f"{used}_ids" for used in kinds)
+                )
+
 
 class EntityData:
     """Current state of an entity, float32 on the environment's device.

@@ -51,15 +51,20 @@ def reads(*fields: str, sensors: str | tuple[str, ...] = ()) -> Callable[[F], F]
     return mark
 
 
-def writes(*fields: str) -> Callable[[F], F]:
+def writes(*fields: str, of: Sequence[str] = ()) -> Callable[[F], F]:
     """Declare the model parameters that an event randomises, by MuJoCo's names.
 
     Each may then differ between environments. What the model computes from them is recomputed
     after every write.
+
+    Args:
+        of: the kinds of ids that select what it writes (``"joint"``, ``"body"``, ``"geom"``,
+            ``"actuator"``); ids of another kind are then an error.
     """
 
     def mark(func: F) -> F:
         func.writes_fields = fields  # type: ignore[attr-defined]
+        func.selected_by = of  # type: ignore[attr-defined]
         return func
 
     return mark
@@ -225,6 +230,8 @@ def _declare(env: ManagerBasedRlEnv, func: Callable[..., Any], params: Mapping[s
         if isinstance(leaf, SceneEntityCfg):
             for name in getattr(func, "reads_fields", ()):
                 env.scene.declare(leaf.name, name)
+            if kinds := getattr(func, "selected_by", ()):
+                leaf.refuse_ids_except(kinds)
     for parameter in getattr(func, "reads_sensors", ()):
         sensors = params[parameter]
         for sensor in (sensors,) if isinstance(sensors, str) else sensors:

@@ -11,6 +11,7 @@ from torch import Tensor
 from unilab.checks import check_range
 from unilab.envs import rotations
 from unilab.envs.entity import SceneEntityCfg
+from unilab.envs.managers.term import writes
 from unilab.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def reset_root_state_uniform(
     entity.write_root_velocity(velocity[:, :3], velocity[:, 3:])
 
 
+@writes(of=("joint",))
 def reset_joints_by_offset(
     env: ManagerBasedRlEnv,
     env_ids: Tensor,

@@ -134,7 +134,7 @@ class Draw:
         return f"{self.operation} {self.params}{reach}"
 
 
-@writes("body_mass", "body_inertia")
+@writes("body_mass", "body_inertia", of=("body",))
 def randomize_rigid_body_mass(
     env: ManagerBasedRlEnv,
     env_ids: Tensor,
@@ -163,7 +163,7 @@ def randomize_rigid_body_mass(
         env.scene.write_field("body_inertia", (ids,), inertia)
 
 
-@writes("body_ipos", "body_sameframe", "body_simple", "dof_simplenum")
+@writes("body_ipos", "body_sameframe", "body_simple", "dof_simplenum", of=("body",))
 def randomize_rigid_body_com(
     env: ManagerBasedRlEnv,
     env_ids: Tensor,
@@ -190,7 +190,7 @@ def randomize_rigid_body_com(
         env.scene.write_field(name, (everything,), torch.zeros(env_ids.shape[0], len(everything)))
 
 
-@writes("geom_friction")
+@writes("geom_friction", of=("geom", "body"))
 def randomize_geom_friction(
     env: ManagerBasedRlEnv,
     env_ids: Tensor,
@@ -214,7 +214,7 @@ def randomize_geom_friction(
     env.scene.write_field("geom_friction", (ids, 0), friction)
 
 
-@writes("dof_frictionloss", "dof_armature", "dof_damping")
+@writes("dof_frictionloss", "dof_armature", "dof_damping", of=("joint",))
 def randomize_joint_parameters(
     env: ManagerBasedRlEnv,
     env_ids: Tensor,
@@ -244,7 +244,7 @@ def randomize_joint_parameters(
             env.scene.write_field(name, (dofs,), drawn)
 
 
-@writes("actuator_gainprm", "actuator_biasprm")
+@writes("actuator_gainprm", "actuator_biasprm", of=("actuator", "joint"))
 class randomize_actuator_gains(ManagerTermBase):
     """Vary the gains of position actuators, at their joints.
 
@@ -310,6 +310,7 @@ def randomize_physics_scene_gravity(
     env.scene.write_field("opt.gravity", (torch.arange(3),), torch.cat(drawn, dim=1))
 
 
+@writes(of=("joint",))
 def randomize_encoder_bias(
     env: ManagerBasedRlEnv,
     env_ids: Tensor,

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import logging
+import random
 from collections import deque
+from copy import deepcopy
 from dataclasses import dataclass
+from enum import Enum
 
+import numpy as np
 import pytest
 import torch
 from envs.tables import act, drive, twins, twins_cfg
@@ -311,6 +315,72 @@ def test_saved_state_holds_generators_and_no_settings(tmp_path):
     assert two.memory() == one.memory()
     rows = torch.arange(4)
     assert (one(env, rows), one.memory()) == (two(other, rows), two.memory())
+
+
+class Phase(Enum):
+    STAND = 0
+    WALK = 1
+
+
+class Assorted(ManagerTermBase):
+    """State that is neither tensors nor Python's numbers; fails when told to."""
+
+    def __init__(self, cfg, env):
+        super().__init__(cfg, env)
+        self.generators = [
+            np.random.default_rng(0),
+            np.random.Generator(np.random.MT19937(0)),
+            np.random.RandomState(0),
+            random.Random(0),
+        ]
+        self.count, self.mean, self.phase = np.int64(0), np.float32(0.0), Phase.STAND
+        self.seen, self.fixed, self.code, self.root = set(), frozenset(), b"", 0j
+
+    def __call__(self, env, env_ids=None):
+        self.draws = [float(generator.random()) for generator in self.generators]
+        self.count, self.mean, self.phase = self.count + 1, self.mean + self.draws[0], Phase.WALK
+        self.mean = np.float32(self.mean)
+        self.seen.add(self.count)
+        self.fixed |= {int(self.count)}
+        self.code += b"x"
+        self.root += 1j
+        return torch.full((env.num_envs, 1), self.draws[0] + self.draws[3])
+
+    def state(self):
+        counters = (type(self.count), self.count, type(self.mean), self.mean, self.phase)
+        return (*counters, self.draws, set(self.seen), self.fixed, self.code, self.root)
+
+
+def test_generators_sets_and_numbers_of_numpy_continue(tmp_path):
+    env, other = (twins(tmp_path, **observed(Assorted)) for _ in range(2))
+    one, two = (each.observation_manager.get_term("obs", "count").func for each in (env, other))
+    drive(env, 7)
+    torch.save(save_state(one, env), tmp_path / "s")
+    state = torch.load(tmp_path / "s", weights_only=True)
+    other.reset()
+    for _ in range(2):  # the saved state is not changed by what loads it
+        load_state(two, state, other)
+        assert two.state() == one.state()
+        two(other)
+    one(env)
+    assert two.state() == one.state()
+
+
+def test_c12_refused_reset_restores_generators_sets_and_numbers_of_numpy(tmp_path):
+    """0011-C12."""
+    events = {
+        "assorted": EventTermCfg(func=Assorted, mode="reset"),
+        "bad": EventTermCfg(func=failing, mode="reset"),
+    }
+    env = twins(tmp_path, events=events)
+    (term,) = (term.func for term in env.terms if term.name == "assorted")
+    drive(env, 3)
+    before = term.state()
+    draws = [float(generator.random()) for generator in deepcopy(term.generators)]
+    with pytest.raises(ZeroDivisionError):
+        env.reset()
+    assert term.state() == before
+    assert [float(generator.random()) for generator in term.generators] == draws
 
 
 def test_state_of_another_number_of_environments_is_refused(tmp_path):

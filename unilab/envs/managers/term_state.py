@@ -1,16 +1,18 @@
 """The state of terms: everything that their objects remember, found, saved and restored.
 
-This is every tensor, NumPy array, random generator and plain value (number, flag, text, None) in an
-object's attributes, also in lists, tuples, dicts, TensorDicts, modules and helper objects. What
-belongs to the environment or to another term is left out, and so are frozen dataclasses without
-tensors, which are settings.
+This is every tensor, NumPy array, random generator (of PyTorch, NumPy or ``random``) and plain
+value (number, flag, text, bytes, enum member, None) in an object's attributes, also in lists,
+tuples, dicts, TensorDicts, modules and helper objects, and sets of plain values. What belongs to
+the environment or to another term is left out, and so are frozen dataclasses without tensors, which
+are settings.
 """
 
 from __future__ import annotations
 
+import random
 import sys
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from enum import Enum
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -28,9 +30,25 @@ from unilab.errors import ConfigError
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
 
-_LEAVES = (Tensor, np.ndarray, torch.Generator)
+_GENERATORS: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] = {
+    torch.Generator: (torch.Generator.get_state, torch.Generator.set_state),
+    np.random.Generator: (
+        lambda generator: generator.bit_generator.state,
+        lambda generator, state: setattr(generator.bit_generator, "state", _native(state)),
+    ),
+    np.random.RandomState: (
+        lambda generator: generator.get_state(legacy=False),
+        lambda generator, state: generator.set_state(_native(state)),
+    ),
+    random.Random: (
+        random.Random.getstate,
+        lambda generator, state: generator.setstate(_native(state)),
+    ),
+}
+"""How to read and set the state of a random generator, by its type."""
 _OPAQUE = (
-    *_LEAVES,
+    Tensor,
+    np.ndarray,
     TorchEnv,
     SimBackend,
     EntityScene,
@@ -40,7 +58,9 @@ _OPAQUE = (
     Enum,
     type,
 )
-_PLAIN = (bool, int, float, str, type(None))
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_FIXED = (np.generic, frozenset, Enum)
+"""Immutable values that are saved as plain ones or a set."""
 _ABSENT = object()
 
 
@@ -77,7 +97,7 @@ class StateSnapshot:
     def _find(self, value: Any, others: set[int]) -> None:
         if isinstance(value, _PLAIN) or id(value) in self._found or id(value) in others:
             return
-        if isinstance(value, _LEAVES):
+        if _is_leaf(value):
             if not isinstance(value, nn.Parameter):
                 self._found[id(value)] = (value, _copy(value))
             return
@@ -91,7 +111,7 @@ class StateSnapshot:
         """Restore this state."""
         with torch.inference_mode():
             for value, saved in self._found.values():
-                _write(value, saved) if isinstance(value, _LEAVES) else _with(value, saved)
+                _write(value, saved) if _is_leaf(value) else _with(value, saved)
 
     def restore_but(self, rows: Tensor) -> None:
         """Restore this state, except for the rows ``[n]`` of tensors ``[num_envs, ...]``.
@@ -109,10 +129,13 @@ class StateSnapshot:
         whole = rows.shape[0] == self._num_envs
         if id(old) in done:
             return done[id(old)]
-        if id(old) not in self._found or isinstance(old, torch.Generator):
+        if id(old) not in self._found or type(old) in _GENERATORS:
             made = old is None and whole and not isinstance(new, _PLAIN) and new is not _ABSENT
             return new if made else old
         _, saved = self._found[id(old)]
+        if isinstance(old, set):
+            _write(old, saved)
+            return old
         if isinstance(old, Tensor | np.ndarray):
             if (
                 type(new) is type(old)
@@ -190,15 +213,31 @@ def _with(container: Any, contents: dict[Any, Any]) -> Any:
     return container
 
 
+def _is_leaf(value: Any) -> bool:
+    return isinstance(value, Tensor | np.ndarray | set) or type(value) in _GENERATORS
+
+
 def _copy(leaf: Any) -> Any:
-    if isinstance(leaf, torch.Generator):
-        return leaf.get_state()
+    if type(leaf) in _GENERATORS:
+        return _GENERATORS[type(leaf)][0](leaf)
     return leaf.clone() if isinstance(leaf, Tensor) else leaf.copy()
 
 
+def _native(state: Any) -> Any:
+    """A generator's saved state with arrays and tuples in place of tensors and lists."""
+    if isinstance(state, dict):
+        return {key: _native(value) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return tuple(map(_native, state))
+    return state.cpu().numpy() if isinstance(state, Tensor) else state
+
+
 def _write(leaf: Any, saved: Any) -> None:
-    if isinstance(leaf, torch.Generator):
-        leaf.set_state(saved)
+    if type(leaf) in _GENERATORS:
+        _GENERATORS[type(leaf)][1](leaf, saved)
+    elif isinstance(leaf, set):
+        leaf.clear()
+        leaf.update(saved)
     elif isinstance(leaf, Tensor):
         # An expanded tensor cannot have been written to.
         if all(stride or size < 2 for stride, size in zip(leaf.stride(), leaf.shape, strict=True)):
@@ -208,12 +247,18 @@ def _write(leaf: Any, saved: Any) -> None:
 
 
 def _saved(value: Any, others: set[int]) -> Any:
+    if isinstance(value, np.generic | Enum):
+        value = value.item() if isinstance(value, np.generic) else value.value
+        return value if isinstance(value, _PLAIN) else _ABSENT
     if isinstance(value, _PLAIN):
         return value
     if id(value) in others:
         return _ABSENT
-    if isinstance(value, torch.Generator):
-        return value.get_state()
+    if type(value) in _GENERATORS:
+        return _saved(_copy(value), set())
+    if isinstance(value, set | frozenset):
+        items = {_saved(item, set()) if isinstance(item, np.generic) else item for item in value}
+        return items if all(type(item) in _PLAIN for item in items) else _ABSENT
     if isinstance(value, Tensor | np.ndarray):
         return torch.as_tensor(value).detach()
     contents = _contents(value)
@@ -230,8 +275,8 @@ def _loaded(now: Any, state: Any, others: set[int], env: ManagerBasedRlEnv, name
     """What takes the place of ``now``, itself with new contents if possible."""
     if id(now) in others and not isinstance(now, _PLAIN):
         return now
-    if isinstance(now, torch.Generator):
-        now.set_state(state)
+    if type(now) in _GENERATORS or (isinstance(now, set) and isinstance(state, set)):
+        _write(now, state)
         return now
     if isinstance(now, Tensor | np.ndarray):
         if not isinstance(state, Tensor) or _other_rows(state, now, env.num_envs):
@@ -245,14 +290,19 @@ def _loaded(now: Any, state: Any, others: set[int], env: ManagerBasedRlEnv, name
         with torch.no_grad():
             _write(now, state if isinstance(now, Tensor) else state.numpy())
         return now
-    made = isinstance(now, _PLAIN) or now is _ABSENT  # later than when the object was built
+    made = (
+        isinstance(now, (*_PLAIN, *_FIXED)) or now is _ABSENT
+    )  # later than when the object was built
     contents = {} if made else _contents(now)
     if contents is None:
         return now
     if isinstance(state, Tensor):
         return state.to(env.device, copy=True)
+    if isinstance(now, _FIXED) and isinstance(state, (*_PLAIN, set)) and state is not None:
+        kind: Any = type(now)
+        return kind(state)
     if not isinstance(state, dict | list):
-        return state
+        return state.copy() if isinstance(state, set) else state
     others = others | {id(now)}
     items = state.items() if isinstance(state, dict) else enumerate(state)
     new = {

@@ -29,6 +29,18 @@ def test_plot_writes_the_picture_and_prints_its_path(tmp_path, capsys):
     assert (tmp_path / "out.png").stat().st_size > 0
 
 
+def test_a_quoted_tilde_is_the_home_directory(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    run = RunFolder.create("t", 0, path=tmp_path / "run")
+    run.write_config({"task": "t"})
+    ProgressCsv(run.progress_file).write(1, 1.0, {"Train/return": 1.0})
+    assert cli.main(["plot", "~/run", "--out", "~/out.png"]) == 0
+    assert (tmp_path / "out.png").exists()
+    for command in ("play", "export", "plot", "replay-dump"):
+        assert cli.main([command, "~/nowhere"]) == 2
+        assert f"{tmp_path}/nowhere" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("argv", [[], ["trian"], ["plot"], ["play", "run", "--size", "640"]])
 def test_wrong_command_shows_the_usage(argv, capsys):
     with pytest.raises(SystemExit) as exit_:

@@ -9,7 +9,9 @@ import torch
 from reference.tiny import ACTION, OBS, tiny_actor, tiny_batch, tiny_critic, tiny_loss
 from torch import Tensor, nn
 from torchrl import timeit
+from torchrl.data import LazyTensorStorage, TensorDictPrioritizedReplayBuffer
 
+from unilab.data import RewardNormalizer
 from unilab.errors import ConfigError
 from unilab.modules import FlashSACActor
 from unilab.modules.layers import UnitLinear
@@ -161,6 +163,28 @@ def test_the_batch_gets_the_td_error_of_its_rows():
     assert "td_error" not in learner.update(batch)
     assert batch["td_error"].shape == (8,)
     assert batch["td_error"].min() > 0.0
+
+
+def test_a_prioritised_buffer_takes_the_td_error():
+    try:
+        buffer = TensorDictPrioritizedReplayBuffer(
+            alpha=1.0, beta=1.0, storage=LazyTensorStorage(8), batch_size=256
+        )
+    except RuntimeError as error:  # "SumSegmentTreeFp32 is not available"
+        pytest.skip(f"PyTorch {torch.__version__} cannot load TorchRL's C++ extension: {error}")
+    learner, rewards = FlashSACLearner(tiny_loss()), RewardNormalizer(0.97)
+    data = tiny_batch()
+    data["next", "terminated"].fill_(True)  # td_error does not depend on the actor's draws
+    rewards.update(data)
+    buffer.extend(data)
+    batch = rewards.normalize(buffer.sample())
+    learner.update(batch)
+    buffer.update_tensordict_priority(batch)
+    priorities = torch.zeros(8)
+    priorities[batch["index"].reshape(-1)] = batch["td_error"]
+    batch = buffer.sample()
+    product = batch["priority_weight"].reshape(-1) * priorities[batch["index"].reshape(-1)]
+    torch.testing.assert_close(product, priorities.min().expand(256))
 
 
 def test_updates_are_timed_by_torchrl():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -67,13 +68,13 @@ def _export(**options: Any) -> None:
     export_run(**options)
 
 
-def _plot(run: Path, out: str | None) -> None:
+def _plot(run: Path, out: Path | None) -> None:
     from unilab.record import plot_learning_curve
 
     print(plot_learning_curve(run, out))
 
 
-def _replay_dump(dump: str) -> int:
+def _replay_dump(dump: Path) -> int:
     from unilab.envs.nan_guard import replay_dump
 
     replay = replay_dump(dump)
@@ -97,12 +98,16 @@ def _parser() -> argparse.ArgumentParser:
     run_help = "the run's folder, or one of its checkpoints"
     play = commands.add_parser("play", help="play a run's policy and show its rewards")
     play.set_defaults(run_command=_play)
-    play.add_argument("run", type=Path, help=run_help)
+    play.add_argument("run", type=_path, help=run_help)
     play.add_argument("--robots", type=int, default=4, metavar="N", help="one episode each (4)")
     play.add_argument("--seed", type=int, default=0, help="seed of the environment (0)")
     play.add_argument("--seconds", type=float, help="length of an episode (default: the run's)")
-    play.add_argument("--policy", metavar="FILE", help="play an exported .onnx file instead")
-    play.add_argument("--video", metavar="FILE", help="film the robots into an .mp4 file")
+    play.add_argument(
+        "--policy", type=_path, metavar="FILE", help="play an exported .onnx file instead"
+    )
+    play.add_argument(
+        "--video", type=_path, metavar="FILE", help="film the robots into an .mp4 file"
+    )
     play.add_argument(
         "--size", type=_size, default=(1280, 720), metavar="WxH", help="of the video (1280x720)"
     )
@@ -111,16 +116,25 @@ def _parser() -> argparse.ArgumentParser:
     )
     export = commands.add_parser("export", help="write a run's policy as ONNX, for a robot")
     export.set_defaults(run_command=_export)
-    export.add_argument("run", type=Path, help=run_help)
-    export.add_argument("--out", metavar="FILE", help="(default: policy.onnx in the run)")
+    export.add_argument("run", type=_path, help=run_help)
+    export.add_argument(
+        "--out", type=_path, metavar="FILE", help="(default: policy.onnx in the run)"
+    )
     plot = commands.add_parser("plot", help="draw a run's learning curve")
     plot.set_defaults(run_command=_plot)
-    plot.add_argument("run", type=Path, help="the run's folder")
-    plot.add_argument("--out", help="picture to write (default: learning_curve.png in the run)")
+    plot.add_argument("run", type=_path, help="the run's folder")
+    plot.add_argument(
+        "--out", type=_path, help="picture to write (default: learning_curve.png in the run)"
+    )
     dump = commands.add_parser("replay-dump", help="repeat the step that made a value non-finite")
     dump.set_defaults(run_command=_replay_dump)
-    dump.add_argument("dump", help="file that the NaN guard wrote")
+    dump.add_argument("dump", type=_path, help="file that the NaN guard wrote")
     return parser
+
+
+def _path(text: str) -> Path:
+    """A quoted ``~``, which the shell leaves in, is the home directory."""
+    return Path(os.path.expanduser(text))
 
 
 def _size(text: str) -> tuple[int, int]:

@@ -284,10 +284,10 @@ class ManagerBasedRlEnv(TorchEnv):
 
     def _export_task(self) -> dict[str, Any]:
         biases = {name: e.data.encoder_bias for name, e in self.scene.entities.items()}
-        kept = {name: save_state(owner, self) for name, owner in self._owners().items()}
-        kept["recorder_manager"].pop("_ended")  # episodes that nobody fetched are not saved
-        for derived in ("_versions", "_biased_offset"):  # from this environment's encoder biases
-            kept["action_manager"].pop(derived)
+        action, recorder = self.action_manager, self.recorder_manager
+        # Derived from this environment's encoder biases; episodes that nobody fetched.
+        left_out = (action._versions, action._biased_offset, recorder.ended)
+        kept = {n: save_state(owner, self, n, *left_out) for n, owner in self._owners().items()}
         return {
             "backend": self.backend.state_dict(),
             "encoder_bias": biases,

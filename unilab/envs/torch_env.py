@@ -113,6 +113,8 @@ class TorchEnv(EnvBase):
         self._all_rows = torch.arange(num_envs, device=self.device)
         self._state = _State(staggering=staggered)
         self._staggered = staggered
+        self.episodes_problem = ""
+        """Why the last :meth:`export_episodes` returned nothing."""
 
     @property
     def common_step_counter(self) -> int:
@@ -430,19 +432,20 @@ class TorchEnv(EnvBase):
     def export_episodes(self) -> dict[str, Any]:
         """The running episodes: all that later steps depend on, physics and generator included.
 
-        Nested dicts of tensors on the CPU and plain values; empty if the task cannot be saved, and
-        once the environment has failed or is closed.
+        Nested dicts of tensors on the CPU and plain values; empty if the task cannot be saved
+        (``episodes_problem`` says why), and once the environment has failed or is closed.
         """
+        self.episodes_problem = ""
         usable = self._state.fault is None and not self._state.released
-        task = self._export_task() if usable else None
+        try:
+            task = self._export_task() if usable else None
+        except ConfigError as error:
+            task, self.episodes_problem = None, str(error)
         if task is None:
             return {}
-        settings = re.sub(_UNSAVED_SETTINGS, "", repr(getattr(self, "cfg", None)))
         own = {name: getattr(self._state, name) for name in _SAVED}
         return {
-            "settings": hashlib.sha256(settings.encode()).hexdigest(),
-            "num_envs": self.num_envs,
-            "device": self.device.type,
+            **self._episodes_of(),
             "generator": self.generator.get_state(),
             "episode_length": _copied(self.episode_length, "cpu"),
             "own": _copied(own, "cpu"),
@@ -456,16 +459,23 @@ class TorchEnv(EnvBase):
         """
         self._check_usable()
         before = self.export_episodes()
-        for name in ("settings", "num_envs", "device"):
-            if state.get(name) != before.get(name, "none"):
+        for name, value in self._episodes_of().items():
+            if state.get(name) != value:
                 raise ConfigError(f"{name} must be those of the saved episodes, got others")
         try:
             self._import_episodes(state)
         except Exception as error:
-            self._import_episodes(before)
+            if before:
+                self._import_episodes(before)
             raise ConfigError(
                 f"saved episodes must be those of this task and version of unilab, got {error!r}"
             ) from error
+
+    def _episodes_of(self) -> dict[str, Any]:
+        """What must agree between the saved episodes and the environment that continues them."""
+        settings = re.sub(_UNSAVED_SETTINGS, "", repr(getattr(self, "cfg", None)))
+        digest = hashlib.sha256(settings.encode()).hexdigest()
+        return {"settings": digest, "num_envs": self.num_envs, "device": self.device.type}
 
     def _import_episodes(self, state: Mapping[str, Any]) -> None:
         self._import_task(state["task"])

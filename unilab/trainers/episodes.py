@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,6 +12,8 @@ from torchrl.collectors import Collector
 
 from unilab.errors import ConfigError
 from unilab.trainers.checkpoint import Stateful
+
+_logger = logging.getLogger(__name__)
 
 
 class Episodes:
@@ -31,6 +34,7 @@ class Episodes:
         self._collector: Any = None
         self._returns: Stateful
         self._loaded: Mapping[str, Any] = {}
+        self._warned = ""
 
     def attach(self, collector: Any, returns: Stateful) -> str:
         """Continue the loaded episodes in a new collector, and save its episodes from now on.
@@ -46,8 +50,8 @@ class Episodes:
         if not isinstance(collector, Collector) or not hasattr(self._env, "export_episodes"):
             return "episodes continue only with a synchronous collector and unilab's environments"
         self._collector, self._returns = collector, returns
-        if not loaded:
-            return "the checkpoint holds no episodes"
+        if "env" not in loaded:
+            return str(loaded.get("problem", "the checkpoint holds no episodes"))
         try:
             self._env.import_episodes(loaded["env"])
         except ConfigError as error:
@@ -63,8 +67,14 @@ class Episodes:
         return ""
 
     def state_dict(self) -> dict[str, Any]:
-        if self._collector is None or not (episodes := self._env.export_episodes()):
+        if self._collector is None:
             return {}
+        if not (episodes := self._env.export_episodes()):
+            problem = getattr(self._env, "episodes_problem", "")
+            if problem and problem != self._warned:
+                self._warned = problem
+                _logger.warning("a resumed run will begin new episodes: %s", problem)
+            return {"problem": problem} if problem else {}
         # Frames are counted by the run, and the policy's weights are the learner's.
         others = ("policy_state_dict", "frames", "iter")
         collector = {k: v for k, v in self._collector.state_dict().items() if k not in others}

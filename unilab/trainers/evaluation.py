@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from unilab.errors import ConfigError
 from unilab.record.metric_schema import as_scalars
+
+_logger = logging.getLogger(__name__)
 
 
 class Evaluator:
@@ -56,7 +59,11 @@ class Evaluator:
             under ``Eval/``, over every episode that ended meanwhile.
         """
         if self._start:
-            self.env.import_episodes(self._start)
+            try:
+                self.env.import_episodes(self._start)
+            except ConfigError as error:
+                self._start = {}
+                _logger.warning("evaluations will not begin the same episodes: %s", error)
         if self.trained is not None:
             self.env.import_training_state(self.trained.export_training_state())
         drain = getattr(self.env, "drain_metrics", dict)

@@ -77,7 +77,7 @@ class RecorderManager:
         self._length = torch.zeros_like(self._all)
         self._steps: dict[str, Tensor] = {}
         self._once: dict[str, Tensor] = {}
-        self._ended: list[TensorDict] = []
+        self.ended: list[TensorDict] = []
         for mode, terms in self._terms.items():
             for bound in terms:
                 with torch.inference_mode():
@@ -105,13 +105,13 @@ class RecorderManager:
         rows = env_ids[env_ids < self._rows]
         self._record_once("pre_reset", rows)
         for row, length in torch.stack((rows, self._length[rows]), 1).tolist():
-            if length and len(self._ended) < self._max_episodes:
-                self._ended.append(self._episode(row, length))
+            if length and len(self.ended) < self._max_episodes:
+                self.ended.append(self._episode(row, length))
         self._length.index_fill_(0, rows, 0)
 
     def drain(self) -> list[TensorDict]:
         """Episodes that ended since the last call, on the CPU."""
-        ended, self._ended = self._ended, []
+        ended, self.ended = self.ended, []
         return [episode.cpu() for episode in ended]
 
     def _record_step(self, mode: str) -> None:

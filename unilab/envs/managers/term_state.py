@@ -1,20 +1,27 @@
 """The state of terms: everything that their objects remember, found, saved and restored.
 
-This is every tensor, NumPy array, random generator (of PyTorch, NumPy or ``random``) and plain
-value (number, flag, text, bytes, enum member, None) in an object's attributes, also in lists,
-tuples, dicts, TensorDicts, modules and helper objects, and sets of plain values. What belongs to
-the environment or to another term is left out, and so are frozen dataclasses without tensors, which
-are settings.
+This is every tensor, NumPy array, random generator and plain value (number, flag, text, None) in an
+object's attributes, also in lists, tuples, sets, dicts, TensorDicts, modules, helper objects, bound
+methods and the variables that a function encloses. What belongs to the environment or to another
+term is left out, and so are functions, classes, loggers, locks and unilab's settings. Attributes of
+classes and of the environment, and globals, are not found.
 """
 
 from __future__ import annotations
 
+import copy
+import logging
 import random
+import re
 import sys
-from collections import deque
+import threading
+import weakref
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Hashable, Sequence
 from enum import Enum
-from types import SimpleNamespace
+from functools import cache, partial
+from pathlib import PurePath
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,59 +37,98 @@ from unilab.errors import ConfigError
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
 
-_GENERATORS: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] = {
-    torch.Generator: (torch.Generator.get_state, torch.Generator.set_state),
-    np.random.Generator: (
-        lambda generator: generator.bit_generator.state,
-        lambda generator, state: setattr(generator.bit_generator, "state", _native(state)),
+_PLAIN = {bool, int, float, complex, str, bytes, type(None)}
+_PLAIN |= {torch.Size, torch.dtype, torch.device}
+_CODE = (type, FunctionType, BuiltinFunctionType)
+_STATELESS = (
+    *(
+        *_CODE,
+        slice,
+        range,
+        ModuleType,
+        np.dtype,
+        np.ufunc,
+        re.Pattern,
+        PurePath,
+        weakref.ref,
+        logging.Logger,
     ),
-    np.random.RandomState: (
-        lambda generator: generator.get_state(legacy=False),
-        lambda generator, state: generator.set_state(_native(state)),
-    ),
-    random.Random: (
-        random.Random.getstate,
-        lambda generator, state: generator.setstate(_native(state)),
-    ),
-}
-"""How to read and set the state of a random generator, by its type."""
-_OPAQUE = (
-    Tensor,
-    np.ndarray,
-    TorchEnv,
-    SimBackend,
-    EntityScene,
-    Entity,
-    EntityData,
-    SceneEntityCfg,
-    Enum,
-    type,
+    *(np.dtype, np.ufunc, type(threading.Lock()), type(threading.RLock()), random.SystemRandom),
+    *(TorchEnv, SimBackend, EntityScene, Entity, EntityData, SceneEntityCfg),
 )
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
-_FIXED = (np.generic, frozenset, Enum)
-"""Immutable values that are saved as plain ones or a set."""
+_GENERATORS = (
+    *(torch.Generator, np.random.Generator, np.random.BitGenerator),
+    *(np.random.RandomState, random.Random),
+)
 _ABSENT = object()
 
 
-def save_state(value: Any, env: ManagerBasedRlEnv) -> Any:
-    """The state of an object of ``env`` as nested dicts and lists of tensors and plain values.
+def _fill(tensor: Tensor, saved: Tensor) -> None:
+    if not _expanded(tensor):  # an expanded one cannot have been written to
+        tensor.copy_(saved)
 
-    Tensors are not copied. Other values are left out, or None in a list.
+
+def _fill_array(array: Any, saved: Any) -> None:
+    if array.flags.writeable:
+        array[...] = saved
+
+
+def _fill_set(held: set[Any], saved: set[Any]) -> None:
+    held.clear()
+    held.update(saved)
+
+
+_LEAVES: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] = {
+    Tensor: (Tensor.clone, _fill),
+    np.ndarray: (np.ndarray.copy, _fill_array),
+    set: (set.copy, _fill_set),
+    bytearray: (bytes, lambda held, saved: held.__setitem__(slice(None), saved)),
+    torch.Generator: (torch.Generator.get_state, torch.Generator.set_state),
+    np.random.Generator: (
+        lambda g: g.bit_generator.state,
+        lambda g, saved: setattr(g.bit_generator, "state", saved),
+    ),
+    np.random.BitGenerator: (lambda g: g.state, lambda g, saved: setattr(g, "state", saved)),
+    np.random.RandomState: (lambda g: g.get_state(legacy=False), np.random.RandomState.set_state),
+    random.Random: (random.Random.getstate, random.Random.setstate),
+}
+"""How the contents of a type are copied, and written back."""
+
+
+def _find_leaf(kind: type) -> Any:
+    return next((how for base, how in _LEAVES.items() if issubclass(kind, base)), None)
+
+
+_leaf: Callable[[Any], Any] = cache(_find_leaf)
+
+
+def save_state(value: Any, env: ManagerBasedRlEnv, name: str = "state", *left_out: Any) -> Any:
+    """The state of an object of ``env`` as nested lists of tensors and plain values.
+
+    Tensors are not copied. Two names of one object are saved as one.
+
+    Args:
+        name: the object's, for errors.
+        left_out: parts that are not saved, and stay when the state is loaded.
     """
-    return _saved(value, _shared(env) - {id(value)})
+    saver = _Saver(_shared(env).union(map(id, left_out)) - {id(value)})
+    saver.put(value, name)
+    return saver.nodes
 
 
 def load_state(value: Any, state: Any, env: ManagerBasedRlEnv, name: str = "state") -> None:
     """Load what :func:`save_state` returned into an object that was built in the same way.
 
-    ``name`` is the object's, for errors. An error may leave some values loaded.
+    Tensors are written in place if they exist. ``name`` is the object's, for errors. An error may
+    leave some values loaded.
     """
-    with torch.inference_mode():  # its tensors may be inference tensors
-        _loaded(value, state, _shared(env) - {id(value)}, env, name)
+    loader = _Loader(state, env)
+    with torch.no_grad(), torch.inference_mode():  # its tensors may be inference tensors
+        loader.get((0,), value, name)
 
 
 class StateSnapshot:
-    """The state of some objects of ``env`` as it is now; parameters of modules are left out."""
+    """The state of some objects of ``env`` as it is now; trained parameters are left out."""
 
     def __init__(self, env: ManagerBasedRlEnv, roots: Sequence[Any]) -> None:
         self._roots = roots
@@ -95,11 +141,11 @@ class StateSnapshot:
                 self._find(root, others)
 
     def _find(self, value: Any, others: set[int]) -> None:
-        if isinstance(value, _PLAIN) or id(value) in self._found or id(value) in others:
+        if type(value) in _PLAIN or id(value) in self._found or id(value) in others:
             return
-        if _is_leaf(value):
-            if not isinstance(value, nn.Parameter):
-                self._found[id(value)] = (value, _copy(value))
+        if leaf := _leaf(type(value)):
+            if not isinstance(value, nn.Parameter) or not value.requires_grad:
+                self._found[id(value)] = (value, leaf[0](value))
             return
         contents = _contents(value)
         if contents is not None:
@@ -109,9 +155,10 @@ class StateSnapshot:
 
     def restore(self) -> None:
         """Restore this state."""
-        with torch.inference_mode():
+        with torch.no_grad(), torch.inference_mode():
             for value, saved in self._found.values():
-                _write(value, saved) if _is_leaf(value) else _with(value, saved)
+                leaf = _leaf(type(value))
+                leaf[1](value, saved) if leaf else _with(value, saved)
 
     def restore_but(self, rows: Tensor) -> None:
         """Restore this state, except for the rows ``[n]`` of tensors ``[num_envs, ...]``.
@@ -120,7 +167,7 @@ class StateSnapshot:
         not. If ``rows`` are all rows, values that were None or absent keep what was made since.
         """
         done: dict[int, Any] = {}
-        with torch.inference_mode():
+        with torch.no_grad(), torch.inference_mode():
             for root in self._roots:
                 self._merged(root, root, rows, done)
 
@@ -129,25 +176,23 @@ class StateSnapshot:
         whole = rows.shape[0] == self._num_envs
         if id(old) in done:
             return done[id(old)]
-        if id(old) not in self._found or type(old) in _GENERATORS:
-            made = old is None and whole and not isinstance(new, _PLAIN) and new is not _ABSENT
+        if id(old) not in self._found or isinstance(old, _GENERATORS):
+            made = old is None and whole and type(new) not in _PLAIN and new is not _ABSENT
             return new if made else old
         _, saved = self._found[id(old)]
-        if isinstance(old, set):
-            _write(old, saved)
-            return old
-        if isinstance(old, Tensor | np.ndarray):
+        if leaf := _leaf(type(old)):
             if (
-                type(new) is type(old)
+                isinstance(old, Tensor | np.ndarray)
+                and type(new) is type(old)
                 and new.shape[:1] == (self._num_envs,)
                 and (new.shape, new.dtype) == (saved.shape, saved.dtype)
             ):
                 at: Any = rows if isinstance(old, Tensor) else rows.cpu().numpy()
-                saved = _copy(saved)
+                saved = leaf[0](saved)
                 saved[at] = new[at]
                 if new is not old:
                     return saved
-            _write(old, saved)
+            leaf[1](old, saved)
             return old
         now = _contents(new) if type(new) is type(old) else None
         if now is None or (isinstance(old, list | tuple | deque) and len(now) != len(saved)):
@@ -171,18 +216,45 @@ def _contents(value: Any) -> dict[Hashable, Any] | None:
     if isinstance(value, list | tuple | deque):
         return dict(enumerate(value))
     kind = type(value)
-    standard = kind.__module__.partition(".")[0] in sys.stdlib_module_names  # loggers, locks, ...
-    if isinstance(value, _OPAQUE) or (standard and kind is not SimpleNamespace):
+    if kind is MethodType:
+        return {"__self__": value.__self__}
+    if kind is partial:
+        return {"func": value.func, "args": value.args, "keywords": value.keywords}
+    if kind is FunctionType and not _library(value, "torch", "torchrl", "tensordict", "unilab"):
+        names = value.__code__.co_freevars
+        cells = zip(names, value.__closure__ or (), strict=True)
+        return {name: cell.cell_contents for name, cell in cells if _filled(cell)} or None
+    if isinstance(value, (*_STATELESS, Enum)) or (_library(kind) and kind is not SimpleNamespace):
         return None
     slots = _slots(kind)
     if not slots and not hasattr(value, "__dict__"):
         return None
     held: dict[Hashable, Any] = {n: getattr(value, n) for n in slots if hasattr(value, n)}
     held |= getattr(value, "__dict__", {})
-    settings = getattr(kind, "__dataclass_params__", None)
-    if settings is not None and settings.frozen:
-        return held if any(isinstance(child, Tensor) for child in held.values()) else None
-    return held
+    return (
+        None if _settings(kind) and not any(isinstance(v, Tensor) for v in held.values()) else held
+    )
+
+
+def _library(code: Any, *others: str) -> bool:
+    """Whether a class or function is of Python's library or of these packages."""
+    package = (code.__module__ or "").partition(".")[0]
+    return package in sys.stdlib_module_names or package in others
+
+
+def _filled(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not _ABSENT
+    except ValueError:
+        return False
+
+
+def _frozen(kind: type) -> bool:
+    return bool(getattr(getattr(kind, "__dataclass_params__", None), "frozen", False))
+
+
+def _settings(kind: type) -> bool:
+    return _frozen(kind) and _library(kind, "unilab")
 
 
 def _slots(kind: type) -> list[str]:
@@ -192,136 +264,263 @@ def _slots(kind: type) -> list[str]:
 
 
 def _with(container: Any, contents: dict[Any, Any]) -> Any:
-    """The container with other contents; the same object, except for a tuple."""
-    values = list(contents.values())
-    if isinstance(container, tuple):
-        if all(a is b for a, b in zip(container, values, strict=True)):
+    """The container with other contents; the same object, except for an immutable one."""
+    values, kind = list(contents.values()), type(container)
+    if isinstance(container, tuple | MethodType) or _frozen(kind):
+        held = _contents(container) or {}
+        if held.keys() == contents.keys() and all(held[k] is v for k, v in contents.items()):
             return container
-        kind: Any = type(container)
-        return kind(*values) if hasattr(kind, "_fields") else kind(values)
+        if isinstance(container, MethodType):
+            return MethodType(container.__func__, *values)
+        if isinstance(container, tuple):
+            return kind(*values) if hasattr(kind, "_fields") else kind(values)
+        container = copy.copy(container)
     if isinstance(container, list | deque):
         container.clear()
         container.extend(values)
-        return container
-    slots = [] if isinstance(container, dict) else _slots(type(container))
-    for name in slots:
-        if name in contents:
-            object.__setattr__(container, name, contents[name])  # frozen ones too
-    held = container if isinstance(container, dict) else getattr(container, "__dict__", {})
-    held.clear()
-    held.update((name, value) for name, value in contents.items() if name not in slots)
+    elif isinstance(container, dict):  # not with the methods of a Counter
+        dict.clear(container)
+        dict.update(container, contents)
+    elif isinstance(container, partial):
+        container.__setstate__((*values, vars(container)))  # type: ignore[attr-defined]
+    elif isinstance(container, FunctionType):
+        for name, cell in zip(
+            container.__code__.co_freevars, container.__closure__ or (), strict=True
+        ):
+            if name in contents:
+                cell.cell_contents = contents[name]
+    else:
+        slots = _slots(kind)
+        for name in slots:
+            if name in contents:
+                object.__setattr__(container, name, contents[name])  # frozen ones too
+        if hasattr(container, "__dict__"):
+            container.__dict__.clear()
+            container.__dict__.update((k, v) for k, v in contents.items() if k not in slots)
     return container
 
 
-def _is_leaf(value: Any) -> bool:
-    return isinstance(value, Tensor | np.ndarray | set) or type(value) in _GENERATORS
+def _expanded(tensor: Tensor) -> bool:
+    sizes = zip(tensor.stride(), tensor.shape, strict=True)
+    return any(stride == 0 and size > 1 for stride, size in sizes)
 
 
-def _copy(leaf: Any) -> Any:
-    if type(leaf) in _GENERATORS:
-        return _GENERATORS[type(leaf)][0](leaf)
-    return leaf.clone() if isinstance(leaf, Tensor) else leaf.copy()
+def _name(value: Any) -> str:
+    """A name of what is not saved but must be there when a state is loaded."""
+    value = value.__func__ if isinstance(value, MethodType) else value
+    if isinstance(value, slice | range):
+        return repr(value)
+    named = value if isinstance(value, _CODE) else type(value)
+    return f"{named.__module__}.{named.__qualname__}"
 
 
-def _native(state: Any) -> Any:
-    """A generator's saved state with arrays and tuples in place of tensors and lists."""
-    if isinstance(state, dict):
-        return {key: _native(value) for key, value in state.items()}
-    if isinstance(state, list | tuple):
-        return tuple(map(_native, state))
-    return state.cpu().numpy() if isinstance(state, Tensor) else state
+def _key(key: Any, name: str) -> Any:
+    """A key as it is saved."""
+    if type(key) in _PLAIN:
+        return key
+    if type(key) is tuple:
+        return ("", *(_key(part, name) for part in key))
+    if isinstance(key, np.bool_ | np.integer | np.floating):
+        return ("numpy", key.dtype.name, key.item())
+    if isinstance(key, Enum):
+        return (_name(key), key.name)
+    if isinstance(key, _CODE):
+        return (_name(key),)
+    raise _unsaved(key, f"a key of {name}")
 
 
-def _write(leaf: Any, saved: Any) -> None:
-    if type(leaf) in _GENERATORS:
-        _GENERATORS[type(leaf)][1](leaf, saved)
-    elif isinstance(leaf, set):
-        leaf.clear()
-        leaf.update(saved)
-    elif isinstance(leaf, Tensor):
-        # An expanded tensor cannot have been written to.
-        if all(stride or size < 2 for stride, size in zip(leaf.stride(), leaf.shape, strict=True)):
-            leaf.copy_(saved)
-    elif leaf.flags.writeable:
-        leaf[...] = saved
+def _unsaved(value: Any, name: str) -> ConfigError:
+    return ConfigError(
+        f"{name} must be a number, text, tensor, array, random generator, or a container or object "
+        f"of these, to be saved, got {_name(value)}"
+    )
 
 
-def _saved(value: Any, others: set[int]) -> Any:
-    if isinstance(value, np.generic | Enum):
-        value = value.item() if isinstance(value, np.generic) else value.value
-        return value if isinstance(value, _PLAIN) else _ABSENT
-    if isinstance(value, _PLAIN):
-        return value
-    if id(value) in others:
-        return _ABSENT
-    if type(value) in _GENERATORS:
-        return _saved(_copy(value), set())
-    if isinstance(value, set | frozenset):
-        items = {_saved(item, set()) if isinstance(item, np.generic) else item for item in value}
-        return items if all(type(item) in _PLAIN for item in items) else _ABSENT
-    if isinstance(value, Tensor | np.ndarray):
-        return torch.as_tensor(value).detach()
-    contents = _contents(value)
-    if contents is None:
-        return _ABSENT
-    others = others | {id(value)}  # an object may hold itself
-    saved = {key: _saved(child, others) for key, child in contents.items()}
-    if isinstance(value, list | tuple | deque):
-        return [None if child is _ABSENT else child for child in saved.values()]
-    return {key: child for key, child in saved.items() if child is not _ABSENT}
+def _not_built(kind: str, now: Any, name: str) -> ConfigError:
+    got = "nothing" if now is _ABSENT else _name(now)
+    return ConfigError(
+        f"{name} must be {kind} when the environment is built, as in the saved episodes, got {got}"
+    )
 
 
-def _loaded(now: Any, state: Any, others: set[int], env: ManagerBasedRlEnv, name: str) -> Any:
-    """What takes the place of ``now``, itself with new contents if possible."""
-    if id(now) in others and not isinstance(now, _PLAIN):
+class _Saver:
+    """Nodes ``[name of type, contents, ...]``; in these, ``(i,)`` stands for node ``i``."""
+
+    def __init__(self, others: set[int]) -> None:
+        self.nodes: list[list[Any]] = []
+        self._others = others
+        self._seen: dict[int, tuple[int]] = {}
+        self._alive: list[Any] = []
+        self._storages: dict[int, int] = {}
+
+    def put(self, value: Any, name: str) -> Any:
+        kind = type(value)
+        if kind in _PLAIN:
+            return value
+        if id(value) not in self._seen:
+            self._seen[id(value)] = (len(self.nodes),)
+            self._alive.append(value)  # or another object may get its id
+            self.nodes.append([_name(value)])
+            self.nodes[self._seen[id(value)][0]] += self._parts(value, name)
+        return self._seen[id(value)]
+
+    def _parts(self, value: Any, name: str) -> list[Any]:
+        if id(value) in self._others:
+            return []
+        if isinstance(value, Enum):
+            return [value.name]
+        if isinstance(value, np.bool_ | np.integer | np.floating) and value.nbytes <= 8:
+            return [value.item()]
+        if isinstance(value, Tensor):
+            memory = value.untyped_storage()._cdata
+            number = self._storages.setdefault(memory, len(self._storages))
+            return [value.detach(), number, value.device.type]
+        if isinstance(value, np.ndarray):
+            try:
+                return [torch.as_tensor(value)]
+            except TypeError:
+                raise _unsaved(value, name) from None
+        if isinstance(value, set | frozenset):
+            return [sorted((_key(each, name) for each in value), key=repr)]
+        if leaf := _leaf(type(value)):
+            return [self.put(leaf[0](value), name)]
+        contents = _contents(value)
+        if contents is not None:
+            if isinstance(value, list | tuple | deque | dict) and getattr(value, "__dict__", None):
+                raise _unsaved(value, name)
+            items = [(_key(k, name), self.put(v, f"{name}.{k}")) for k, v in contents.items()]
+            return [[list(item) for item in items], getattr(value, "maxlen", None)]
+        if isinstance(value, _STATELESS) or _settings(type(value)):
+            return []
+        raise _unsaved(value, name)
+
+
+_MADE: dict[str, Callable[[Any], Any]] = {
+    "builtins.list": lambda _: [],
+    "builtins.dict": lambda _: {},
+    "builtins.tuple": lambda _: (),
+    "builtins.bytearray": lambda _: bytearray(),
+    "builtins.set": lambda _: set(),
+    "builtins.frozenset": lambda _: frozenset(),
+    "collections.deque": lambda maxlen: deque(maxlen=maxlen),
+    "collections.OrderedDict": lambda _: OrderedDict(),
+    "collections.Counter": lambda _: Counter(),
+}
+"""What a state can make itself, where the object did not have it when it was built."""
+
+
+class _Loader:
+    """Puts the nodes of a :class:`_Saver` in place of the objects that are there now."""
+
+    def __init__(self, nodes: list[list[Any]], env: ManagerBasedRlEnv) -> None:
+        self._nodes = nodes
+        self._env = env
+        self._done: dict[int, Any] = {}
+        self._taken: dict[int, Any] = {}
+        self._storages: dict[int, int] = {}
+        """Memory of tensors here and in the state: names that shared it may share it no more."""
+
+    def get(self, part: Any, now: Any, name: str) -> Any:
+        """What takes the place of ``now``: itself with other contents, if possible."""
+        if type(part) is not tuple:
+            return part
+        (node,) = part
+        if len(self._nodes[node]) == 1:  # left out
+            return self._left_out(self._nodes[node][0], now, name)
+        if node not in self._done:
+            self._done[node] = self._value(node, now, name)
+        return self._done[node]
+
+    def _value(self, node: int, now: Any, name: str) -> Any:
+        kind, *parts = self._nodes[node]
+        fits = _name(now) == kind
+        if isinstance(parts[0], Tensor):
+            self._check_rows(parts[0], now, name)
+            how: Callable[..., Any] = self._tensor if len(parts) > 1 else self._array
+            return how(*parts, now, fits)
+        if fits and isinstance(now, Enum):
+            return type(now)[parts[0]]
+        if kind.startswith("numpy.") and type(parts[0]) in (bool, int, float):
+            return np.dtype(kind.removeprefix("numpy.")).type(parts[0])
+        contents, maxlen = (*parts, None, None)[:2]
+        value = now
+        if not fits or id(now) in self._taken or getattr(now, "maxlen", None) != maxlen:
+            if kind not in _MADE:
+                raise _not_built(kind, now, name)
+            value = _MADE[kind](maxlen)
+        immutable = isinstance(value, tuple | frozenset | MethodType) or _frozen(type(value))
+        if not immutable:
+            self._taken[id(value)] = self._done[node] = value
+        if isinstance(value, set | frozenset):
+            return self._filled_set(value, contents, name)
+        if leaf := _leaf(type(value)):
+            leaf[1](value, self.get(contents, _ABSENT, name))
+            return value
+        held = _contents(value) or {}
+        keys = self._keys([key for key, _ in contents], held, name)
+        children = [child for _, child in contents]
+        new = {
+            key: self.get(child, held.get(key, _ABSENT), f"{name}.{key}")
+            for key, child in zip(keys, children, strict=True)
+        }
+        return _with(value, new)
+
+    def _left_out(self, kind: str, now: Any, name: str) -> Any:
+        if _name(now) != kind:
+            raise _not_built(kind, now, name)
         return now
-    if type(now) in _GENERATORS or (isinstance(now, set) and isinstance(state, set)):
-        _write(now, state)
-        return now
-    if isinstance(now, Tensor | np.ndarray):
-        if not isinstance(state, Tensor) or _other_rows(state, now, env.num_envs):
-            got = tuple(state.shape) if isinstance(state, Tensor) else repr(state)
+
+    def _check_rows(self, state: Tensor, now: Any, name: str) -> None:
+        """Refuse a tensor with a row for each environment, of another number of them."""
+        num_envs = self._env.num_envs
+        if not isinstance(now, Tensor | np.ndarray) or now.shape[:1] != (num_envs,):
+            return
+        if state.shape[1:] == now.shape[1:] and state.shape[:1] != (num_envs,):
             raise ConfigError(
-                f"{name} must have the shape {tuple(now.shape)}, as in this task, got {got}"
+                f"{name} must have the shape {tuple(now.shape)}, as in this task, got "
+                f"{tuple(state.shape)}"
             )
-        if state.shape != now.shape:  # it changes with time
-            copied = state.to(env.device, copy=True)
-            return copied if isinstance(now, Tensor) else copied.cpu().numpy()
-        with torch.no_grad():
-            _write(now, state if isinstance(now, Tensor) else state.numpy())
-        return now
-    made = (
-        isinstance(now, (*_PLAIN, *_FIXED)) or now is _ABSENT
-    )  # later than when the object was built
-    contents = {} if made else _contents(now)
-    if contents is None:
-        return now
-    if isinstance(state, Tensor):
-        return state.to(env.device, copy=True)
-    if isinstance(now, _FIXED) and isinstance(state, (*_PLAIN, set)) and state is not None:
-        kind: Any = type(now)
-        return kind(state)
-    if not isinstance(state, dict | list):
-        return state.copy() if isinstance(state, set) else state
-    others = others | {id(now)}
-    items = state.items() if isinstance(state, dict) else enumerate(state)
-    new = {
-        key: _loaded(contents.get(key, _ABSENT), child, others, env, f"{name}.{key}")
-        for key, child in items
-    }
-    if isinstance(now, dict):  # what is never saved stays, and so does the order
-        kept = {k: v for k, v in contents.items() if k in new or _saved(v, others) is _ABSENT}
-        new = kept | new
-    if isinstance(now, list | tuple | deque | dict):
-        if isinstance(now, tuple) and len(now) != len(new):
-            return type(now)(new.values())
-        return _with(now, new)
-    if made:
-        return new if isinstance(state, dict) else list(new.values())
-    return _with(now, contents | new)
 
+    def _tensor(self, state: Tensor, storage: int, device: str, now: Any, fits: bool) -> Tensor:
+        if (
+            fits
+            and (now.shape, now.dtype, now.device.type) == (state.shape, state.dtype, device)
+            and not _expanded(now)
+            and self._storages.setdefault(now.untyped_storage()._cdata, storage) == storage
+        ):
+            return now.copy_(state)
+        with torch.inference_mode(False):
+            on = self._env.device if device == self._env.device.type else device
+            return state.to(on, copy=True)
 
-def _other_rows(state: Tensor, now: Any, num_envs: int) -> bool:
-    """Whether a tensor with a row for each environment belongs to another number of them."""
-    rows = now.shape[:1] == (num_envs,) and state.ndim == now.ndim
-    return rows and state.shape[1:] == now.shape[1:] and len(state) != num_envs
+    def _array(self, state: Tensor, now: Any, fits: bool) -> Any:
+        array = state.numpy()
+        free = fits and id(now) not in self._taken and now.flags.writeable
+        if not free or (now.shape, now.dtype) != (array.shape, array.dtype):
+            return array.copy()
+        self._taken[id(now)] = now
+        now[...] = array
+        return now
+
+    def _filled_set(self, now: Any, keys: list[Any], name: str) -> Any:
+        values = self._keys(keys, now, name)
+        if isinstance(now, frozenset):
+            return frozenset(values)
+        _fill_set(now, set(values))
+        return now
+
+    def _keys(self, keys: list[Any], live: Any, name: str) -> list[Any]:
+        """Keys that were saved; members of enums, functions and classes are looked up in live."""
+        if all(type(key) is not tuple for key in keys):
+            return keys
+        known = {_key(key, name): key for key in live}
+        return [self._made_key(key, known, name) for key in keys]
+
+    def _made_key(self, key: Any, known: dict[Any, Any], name: str) -> Any:
+        if key in known or type(key) is not tuple:
+            return known.get(key, key)
+        if key[0] == "numpy":
+            return np.dtype(key[1]).type(key[2])
+        if key[0] != "":
+            raise ConfigError(f"{name} must have the key {'.'.join(key)}, as in the saved episodes")
+        return tuple(self._made_key(part, known, name) for part in key[1:])

@@ -228,6 +228,15 @@ def test_an_entry_that_appears_or_vanishes_is_refused(appears):
     assert len(buffer) == 12
 
 
+@pytest.mark.parametrize("change", [lambda obs: obs[..., :1], torch.Tensor.double])
+def test_rows_of_another_width_or_dtype_are_refused(change):
+    first = ticks(2, 3).set("obs", torch.zeros(2, 3, 3))
+    buffer = make_replay_buffer(20, batch_size=2)
+    buffer.extend(first)
+    with pytest.raises(ConfigError, match=r"obs must be torch\.float32 of shape \[3\]"):
+        buffer.extend(first.clone().set("obs", change(first["obs"])))
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [

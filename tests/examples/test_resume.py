@@ -103,3 +103,20 @@ def test_a_checkpoint_without_episodes_is_resumed_with_new_ones(tmp_path, capfd)
     assert train(compose([f"training.resume={run}", "algo.total_frames=240"])) == 0
     assert "New episodes: " in capfd.readouterr().out
     assert rows(run)[-1]["frames"] == "240"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["root", "returns", "exploration"])
+def test_episodes_with_an_invalid_part_are_left_out_whole(part, tmp_path, capfd):
+    run = tmp_path / "run"
+    task = ["task=pendulum_swingup", *SETTINGS, f"training.run_dir={run}"]
+    assert train(compose(task)) == 0
+    identity, names = read_identity(run / END)
+    states = read_states(run / END, names)
+    episodes = states["episodes"]
+    episodes[part] = {k: v[:1] for k, v in episodes[part].items()} if part == "exploration" else {}
+    shutil.rmtree(run / END)
+    as_checkpoint(states).save(run / END, metadata={"identity": identity})
+    assert train(compose([f"training.resume={run}", "algo.total_frames=240"])) == 0
+    assert "New episodes: " in capfd.readouterr().out
+    assert rows(run)[-1]["frames"] == "240"

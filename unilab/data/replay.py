@@ -121,21 +121,28 @@ class _Storage(LazyTensorStorage):
         return super().get(index)
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
-        """Write rows of the same entries as the first ones; TorchRL would leave others stale."""
+        """Write rows like the first ones; TorchRL would broadcast, cast or leave others stale."""
         if self.initialized and isinstance(data, TensorDictBase):
             before, now = (
-                set(rows.keys(include_nested=True, leaves_only=True))
+                {k: (v.dtype, v.shape[rows.batch_dims :]) for k, v in rows.items(True, True)}
                 for rows in (self._storage, data)
             )
-            if before != now:
+            if before.keys() != now.keys():
                 more, fewer = (
-                    ", ".join(sorted(map(str, keys))) for keys in (now - before, before - now)
+                    ", ".join(sorted(map(str, keys)))
+                    for keys in (now.keys() - before.keys(), before.keys() - now.keys())
                 )
                 raise ConfigError(
                     f"the data has {f'{more} as well' if more else f'no {fewer}'}, unlike the rows "
                     "in the buffer: every batch needs the same entries, and a resumed run the same "
                     "n_step"
                 )
+            for key, (dtype, shape) in before.items():
+                if now[key] != (dtype, shape):
+                    raise ConfigError(
+                        f"{key} must be {dtype} of shape {list(shape)} in each row, as in the "
+                        f"buffer, got {now[key][0]} of shape {list(now[key][1])}"
+                    )
         super().set(cursor, data, set_cursor=set_cursor)
 
     def _init(self, data: TensorDictBase) -> None:

@@ -146,18 +146,22 @@ class FlashSACLoss(LossModule):
             )
         if not 0.0 < gamma <= 1.0:
             raise ConfigError(f"gamma must be in (0, 1], got {gamma}")
-        if not alpha_init > 0.0:
-            raise ConfigError(f"alpha_init must be above 0, got {alpha_init}")
+        if not 0.0 < alpha_init < math.inf:
+            raise ConfigError(f"alpha_init must be above 0 and finite, got {alpha_init}")
         if min_alpha is not None and not 0.0 < min_alpha <= alpha_init:
             raise ConfigError(f"min_alpha must be in (0, alpha_init={alpha_init}], got {min_alpha}")
         if max_alpha is not None and not alpha_init <= max_alpha:
             raise ConfigError(
                 f"max_alpha must be at least alpha_init={alpha_init}, got {max_alpha}"
             )
-        if not target_entropy_sigma > 0.0:
-            raise ConfigError(f"target_entropy_sigma must be above 0, got {target_entropy_sigma}")
-        if not bc_alpha >= 0.0:
-            raise ConfigError(f"bc_alpha must be at least 0, got {bc_alpha}")
+        if target_entropy is not None and not math.isfinite(target_entropy):
+            raise ConfigError(f"target_entropy must be finite, got {target_entropy}")
+        if not 0.0 < target_entropy_sigma < math.inf:
+            raise ConfigError(
+                f"target_entropy_sigma must be above 0 and finite, got {target_entropy_sigma}"
+            )
+        if not 0.0 <= bc_alpha < math.inf:
+            raise ConfigError(f"bc_alpha must be at least 0 and finite, got {bc_alpha}")
         width = actor_semantics(actor)["action_dim"]
         if width not in (critic.action_dim, None):
             raise ConfigError(

@@ -248,6 +248,9 @@ class ReplayContents:
         lengths = {len(t) for t in (state["rows"] or {}).values()}
         if lengths - {state["length"]}:
             return f"replay rows of lengths {sorted(lengths)}, expected {state['length']}"
+        joined = any(self._buffer.state_dict()["_transforms"].values())  # only n_step > 1 has state
+        if lengths and ("steps_to_next_obs" in state["rows"]) != joined:
+            return f"n_step is {'1' if joined else 'above 1'} in the checkpoint, but not here"
         return ""
 
 

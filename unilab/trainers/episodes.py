@@ -12,6 +12,7 @@ from torchrl.collectors import Collector
 
 from unilab.errors import ConfigError
 from unilab.trainers.checkpoint import Stateful
+from unilab.trainers.state_check import state_problem
 
 _logger = logging.getLogger(__name__)
 
@@ -52,19 +53,37 @@ class Episodes:
         self._collector, self._returns = collector, returns
         if "env" not in loaded:
             return str(loaded.get("problem", "the checkpoint holds no episodes"))
+        before = self.state_dict()
         try:
-            self._env.import_episodes(loaded["env"])
-        except ConfigError as error:
-            return str(error)
+            self._continue(loaded)
+        except Exception as error:  # a state of another structure fails in many ways
+            if "env" in before:
+                self._continue(before)
+            return str(error) if isinstance(error, ConfigError) else f"invalid state: {error!r}"
+        return ""
+
+    def _continue(self, loaded: Mapping[str, Any]) -> None:
+        """Set environment, collector, exploration and returns to a :meth:`state_dict`."""
+        collector, now = self._collector, self._collector._carrier
+        self._env.import_episodes(loaded["env"])
         counts = {"frames": collector._frames, "iter": collector._iter}
         collector.load_state_dict({**counts, **loaded["collector"]}, strict=False)
-        root = TensorDict(loaded["root"], collector._carrier.batch_size)
-        collector._carrier = collector._carrier.empty().update(root)
+        root = TensorDict(loaded["root"], now.batch_size)
+        known = root.select(*now.keys(True, True)).to_dict()
+        if problem := state_problem(known, now.to_dict(), "root"):
+            raise ConfigError(problem)
+        noise = []
         for key, module, name, value in self._exploration():
-            if key in loaded["exploration"]:
-                setattr(module, name, loaded["exploration"][key].to(value.device))
-        returns.load_state_dict(loaded["returns"])
-        return ""
+            if (saved := loaded["exploration"].get(key)) is not None:
+                # Before the first action it has no rows.
+                shapes = (value.shape, (*now.batch_size, *value.shape[1:]))
+                if saved.shape not in shapes or saved.dtype != value.dtype:
+                    raise ConfigError(f"{key} must have shape {list(shapes[1])}, got {saved.shape}")
+                noise.append((module, name, saved.to(value.device)))
+        self._returns.load_state_dict(loaded["returns"])
+        for each in noise:  # and the root last: what fails before leaves them as they were
+            setattr(*each)
+        collector._carrier = now.empty().update(root)
 
     def state_dict(self) -> dict[str, Any]:
         if self._collector is None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import random
-from collections import deque
+from collections import Counter, defaultdict, deque
 from copy import deepcopy
 from dataclasses import dataclass
 from enum import Enum
@@ -381,6 +382,129 @@ def test_c12_refused_reset_restores_generators_sets_and_numbers_of_numpy(tmp_pat
         env.reset()
     assert term.state() == before
     assert [float(generator.random()) for generator in term.generators] == draws
+
+
+class Made(ManagerTermBase):
+    """Makes most of its state in its third call; two names share one tensor until then."""
+
+    def __init__(self, cfg, env):
+        super().__init__(cfg, env)
+        self.calls, self.kinds, self.by_phase = 0, Counter(), {Phase.WALK: torch.zeros(2)}
+        self.groups = defaultdict(lambda: deque(maxlen=2))
+        self.now = self.last = torch.zeros(env.num_envs)
+        self.window, self.array = None, None
+
+    def __call__(self, env, env_ids=None):
+        self.calls += 1
+        self.kinds["all"] += 1
+        self.by_phase[Phase.WALK] += 1.0
+        self.groups[self.calls // 2].append(float(self.calls))
+        self.last, self.now = self.now, self.now * 0.5 + self.calls
+        if self.calls > 2:
+            self.window = self.window or deque(maxlen=3)
+            self.window.append([np.mean([self.calls, 0.0])])
+            self.array = np.full(2, self.calls)
+        return (self.now - self.last)[:, None]
+
+    def state(self):
+        shown = (self.by_phase[Phase.WALK], self.now, self.last)
+        lazy = (self.window, type(self.array), None if self.array is None else self.array.tolist())
+        return self.calls, self.kinds, dict(self.groups), [t.tolist() for t in shown], lazy
+
+
+def test_what_is_made_later_and_two_names_of_one_tensor_continue(tmp_path):
+    env, other = (twins(tmp_path, **observed(Made)) for _ in range(2))
+    one, two = (each.observation_manager.get_term("obs", "count").func for each in (env, other))
+    drive(env, 6)
+    torch.save(save_state(one, env), tmp_path / "s")
+    load_state(two, torch.load(tmp_path / "s", weights_only=True), other)
+    for _ in range(3):
+        assert two.state() == one.state()
+        assert two.window.maxlen == 3
+        one(env), two(other)
+
+
+def test_c12_refused_reset_restores_counters(tmp_path):
+    """0011-C12."""
+    events = {
+        "made": EventTermCfg(func=Made, mode="reset"),
+        "bad": EventTermCfg(func=failing, mode="reset"),
+    }
+    env = twins(tmp_path, events=events)
+    (term,) = (term.func for term in env.terms if term.name == "made")
+    drive(env, 3)
+    before = deepcopy(term.state())
+    with pytest.raises(ZeroDivisionError):
+        env.reset()
+    assert term.state() == before
+
+
+def in_closure():
+    calls = [0]
+
+    def count(env):
+        calls[0] += 1
+        return torch.full((env.num_envs, 1), float(calls[0]))
+
+    return count
+
+
+class Callable:
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, env):
+        self.calls += 1
+        return torch.full((env.num_envs, 1), float(self.calls))
+
+
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, env):
+        self.calls += 1.0
+        return self.calls.expand(env.num_envs, 1).clone()
+
+
+@pytest.mark.parametrize("make", [in_closure, Callable, Network, lambda: Callable().__call__])
+def test_state_of_functions_and_callable_objects_continues(tmp_path, make):
+    env, other = (twins(tmp_path, **observed(make())) for _ in range(2))
+    drive(env, 6)
+    other.reset()
+    other.import_episodes(env.export_episodes())
+    shown = [each.step(act(each, TensorDict(batch_size=4)))["next", "obs"] for each in (env, other)]
+    assert torch.equal(*shown)
+
+
+class Opaque(Plain):
+    def make(self, n):
+        self.numbers = itertools.count()
+        return n
+
+
+class Helper(Plain):
+    """Makes an object of a class of its own after the environment is built."""
+
+    def count(self):
+        super().count()
+        if self.calls > 2:
+            self.helper = Filter(self.kept)
+
+
+def test_state_that_cannot_be_saved_is_named_and_no_error(tmp_path):
+    env = twins(tmp_path, **observed(Opaque))
+    drive(env, 2)
+    assert env.export_episodes() == {}
+    assert "'count'.numbers" in env.episodes_problem
+
+
+def test_object_made_after_construction_is_refused_by_name(tmp_path):
+    env, other = (twins(tmp_path, **observed(Helper)) for _ in range(2))
+    drive(env, 6)
+    with pytest.raises(ConfigError, match=r"'count'\.helper must be .*Filter"):
+        other.import_episodes(env.export_episodes())
 
 
 def test_state_of_another_number_of_environments_is_refused(tmp_path):

@@ -23,7 +23,7 @@ from unilab.envs.managers.metrics import MetricsManager, MetricsTermCfg
 from unilab.envs.managers.observation import ObservationGroupCfg, ObservationManager
 from unilab.envs.managers.recorder import RecorderManager, RecorderTermCfg, RecordingCfg
 from unilab.envs.managers.reward import RewardManager, RewardTermCfg
-from unilab.envs.managers.term import ManagerTermBase, Term, stateful
+from unilab.envs.managers.term import Term, stateful
 from unilab.envs.managers.term_state import StateSnapshot, load_state, save_state
 from unilab.envs.managers.termination import TerminationManager, TerminationTermCfg
 from unilab.envs.nan_guard import NanGuard, NanGuardCfg
@@ -305,10 +305,10 @@ class ManagerBasedRlEnv(TorchEnv):
         self.scene.read()
 
     def _owners(self) -> dict[str, Any]:
-        """Managers, commands and class terms: what keeps something from step to step."""
+        """Managers, commands and terms: what keeps something from step to step."""
         owners = {name: value for name, value in vars(self).items() if name.endswith("_manager")}
         owners |= {f"command {n!r}": term for n, term in self.command_manager.terms.items()}
-        owners |= {t.label: t.func for t in self.terms if isinstance(t.func, ManagerTermBase)}
+        owners |= {term.label: term.func for term in self.terms if stateful([term])}
         return owners
 
     def close(self, *, raise_if_closed: bool = True) -> None:

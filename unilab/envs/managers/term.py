@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from types import MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
@@ -313,9 +314,13 @@ def evaluate(terms: Sequence[Term], env: ManagerBasedRlEnv) -> list[Any]:
     return values
 
 
-def stateful(terms: Iterable[Term]) -> list[ManagerTermBase]:
-    """The objects of class terms."""
-    return [term.func for term in terms if isinstance(term.func, ManagerTermBase)]
+def stateful(terms: Iterable[Term]) -> list[Any]:
+    """The functions of terms that may remember something: objects, methods and closures."""
+    return [
+        term.func
+        for term in terms
+        if isinstance(term.func, MethodType) or getattr(term.func, "__closure__", True)
+    ]
 
 
 def table(title: str, rows: Iterable[tuple[str, object]]) -> str:

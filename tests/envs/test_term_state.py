@@ -25,7 +25,7 @@ from unilab.envs import (
     ObservationTermCfg,
     RecorderTermCfg,
 )
-from unilab.envs.managers.term_state import load_state, save_state
+from unilab.envs.managers.saved_state import load_state, save_state
 from unilab.errors import ConfigError
 
 

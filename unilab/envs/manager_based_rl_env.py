@@ -23,8 +23,9 @@ from unilab.envs.managers.metrics import MetricsManager, MetricsTermCfg
 from unilab.envs.managers.observation import ObservationGroupCfg, ObservationManager
 from unilab.envs.managers.recorder import RecorderManager, RecorderTermCfg, RecordingCfg
 from unilab.envs.managers.reward import RewardManager, RewardTermCfg
+from unilab.envs.managers.saved_state import load_state, save_state
 from unilab.envs.managers.term import Term, stateful
-from unilab.envs.managers.term_state import StateSnapshot, load_state, save_state
+from unilab.envs.managers.term_state import StateSnapshot
 from unilab.envs.managers.termination import TerminationManager, TerminationTermCfg
 from unilab.envs.nan_guard import NanGuard, NanGuardCfg
 from unilab.envs.scene import EntityScene, SceneCfg

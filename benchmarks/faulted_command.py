@@ -127,7 +127,7 @@ class Case:
         self.problems: list[str] = []
         self.output = ""
         self.pid = 0
-        self.killed = self.damaged = False
+        self.may_leave_files = self.damaged = False
         self.readable = True
         for name in ("work", "tmp"):
             (folder / name).mkdir(parents=True)
@@ -175,7 +175,7 @@ class Case:
 
     def signal(self, signum: int, group: bool | None = None) -> None:
         """To the process, or to all of its group as a terminal does."""
-        self.killed |= signum == signal.SIGKILL
+        self.may_leave_files |= signum == signal.SIGKILL
         group = self.random.random() < 0.5 if group is None else group
         try:
             (os.killpg if group else os.kill)(self.pid, signum)
@@ -225,7 +225,7 @@ class Case:
     def _check_files(self) -> None:
         left = [*Path("/dev/shm").iterdir(), *(self.folder / "tmp").glob("*")]
         left += [p for p in (self.folder / "work").iterdir() if p.name not in ("run", "moved")]
-        if not self.killed:
+        if not self.may_leave_files:
             left += [*self.run.glob("*.partial"), *self.run.glob("checkpoints/.*")]
         for path in left:
             if path.name != "filler" and not path.name.startswith("torchinductor"):
@@ -243,10 +243,10 @@ class Case:
         """Checks that the run continues from its newest checkpoint, if it has one."""
         has_one = any(self.run.glob("checkpoints/checkpoint-*"))
         if has_one and (self.run / "run_config.json").exists():
-            before, self.killed = self.killed, False
+            before, self.may_leave_files = self.may_leave_files, False
             self.resume()
             self.ends(0, *codes)
-            self.killed = before
+            self.may_leave_files = before
             try:
                 with (self.run / "progress.csv").open(newline="") as file:
                     rows = list(csv.reader(file, strict=True))

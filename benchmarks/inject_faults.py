@@ -157,6 +157,7 @@ def folder_read_only(case: Case) -> None:
     case.wait("loop")
     subprocess.run(["mount", "--bind", case.run, case.run], check=True)
     subprocess.run(["mount", "-o", "remount,ro,bind", case.run], check=True)
+    case.may_leave_files = True  # it cannot remove what it began to write
     case.ends(0, 2)
     unmount(case.run)
     case.checkpoint_kept()
@@ -220,6 +221,7 @@ def descriptors_taken(case: Case) -> None:
         resource.prlimit(case.pid, resource.RLIMIT_NOFILE, (3, 3))
     except ProcessLookupError:
         case.problems.append("it had ended before the fault")
+    case.may_leave_files = True  # it cannot list, and so not remove, what it began to write
     case.ends(0, 2)
     case.resumes()
 
@@ -287,7 +289,7 @@ def temporary_folder_unusable(case: Case) -> None:
 
 def resume_stopped(case: Case) -> None:
     case.trained()
-    case.train(f"training.resume={case.run}")
+    case.train(f"training.resume={case.run}", "training.max_minutes=null")
     case.wait("start", 3.0)
     signum = case.random.choice((*SIGNALS, signal.SIGKILL))
     case.signal(signum)

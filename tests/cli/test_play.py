@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import av
@@ -215,6 +217,15 @@ def test_arrows_show_command_and_velocity_in_the_robots_frame():
     assert "actual  +0.60 +0.20 +0.00" in first.title
     assert second.arrows == []
     env.close()
+
+
+def test_tables_that_nobody_reads_end_the_command_as_others(pendulum):
+    ours, theirs = os.pipe()
+    os.close(ours)
+    command = [sys.executable, "-m", "unilab.cli", "play", str(pendulum), "--robots", "1"]
+    done = subprocess.run([*command, "--seconds", "0.4"], stdout=theirs, stderr=subprocess.PIPE)
+    os.close(theirs)
+    assert (done.returncode, done.stderr) == (141, b"")
 
 
 def test_ctrl_c_exits_without_a_traceback(pendulum, monkeypatch, capsys):

@@ -84,7 +84,7 @@ def play_run(
         episodes = play_episodes(
             env, chosen, on_step=lambda: all(show() for show in shows), endless=viewer
         )
-    _report(task.name, played, episodes)
+    print(_report(task.name, played, episodes), end="")
     if video is not None:
         print(f"Video: {video}")
     return episodes
@@ -178,9 +178,8 @@ def _filmed(env: RobotEnv, path: Path, size: tuple[int, int]) -> Iterator[Callab
         yield film
 
 
-def _report(task: str, played: str, episodes: Sequence[Episode]) -> None:
+def _report(task: str, played: str, episodes: Sequence[Episode]) -> str:
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    console.print(f"{task}, {played}: one episode each, no exploration")
     table = Table()
     for name in ("robot", "return", "seconds"):
         table.add_column(name, justify="right")
@@ -190,10 +189,13 @@ def _report(task: str, played: str, episodes: Sequence[Episode]) -> None:
     table.add_section()
     mean = fmean(e.total for e in episodes), fmean(e.seconds for e in episodes)
     table.add_row("mean", f"{mean[0]:.3f}", f"{mean[1]:.2f}", "")
-    console.print(table)
     terms = Table()
     terms.add_column("reward term")
     terms.add_column("mean, 1/s", justify="right")
     for name in episodes[0].terms:
         terms.add_row(name, f"{fmean(e.terms[name] for e in episodes):+.4f}")
-    console.print(terms)
+    with console.capture() as report:  # printed by rich, a closed pipe would be exit code 1
+        console.print(f"{task}, {played}: one episode each, no exploration")
+        console.print(table)
+        console.print(terms)
+    return report.get()

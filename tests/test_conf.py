@@ -158,8 +158,8 @@ def test_one_of_several_ranks_does_not_train_a_copy_of_its_own(monkeypatch, caps
 @pytest.mark.parametrize(
     ("command", "given", "spins"),
     [
-        ("from unilab.cli import main; main(['train', 'task=go'])", {}, "1000"),
-        ("import unilab.examples.train_flashsac", {}, "1000"),
+        ("from unilab.cli import main; main(['train', 'task=go'])", {}, "10000"),
+        ("import unilab.examples.train_flashsac", {}, "10000"),
         ("import unilab.examples.train_flashsac", {"GOMP_SPINCOUNT": "7"}, "7"),
         ("import unilab.examples.train_flashsac", {"OMP_WAIT_POLICY": "active"}, "None"),
     ],

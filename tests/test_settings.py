@@ -78,10 +78,10 @@ def test_threads_follow_cores_and_devices(monkeypatch, cores, omp, settings, dev
     ("overrides", "learner"),
     [
         (["task=pendulum_swingup"], 1),
-        (["task=go2_velocity_flat"], 1),
-        (["task=go2_velocity_flat", "training.num_threads=2"], 2),
-        (["task=dmc/walker-walk"], 2),
-        (["task=dmc/walker-walk", "algo.batch_size=4096"], 8),
+        (["task=go2_velocity_flat"], 2),
+        (["task=go2_velocity_flat", "training.num_threads=1"], 1),
+        (["task=dmc/walker-walk"], 8),
+        (["task=dmc/walker-walk", "algo.batch_size=128"], 2),
     ],
 )
 def test_small_networks_and_batches_use_one_thread(monkeypatch, overrides, learner):

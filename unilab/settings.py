@@ -77,7 +77,7 @@ class OffPolicyCfg:
         return -(-frames // self.num_envs) * self.num_envs
 
 
-_THREAD_SIZE = 2**25
+_THREAD_SIZE = 2**23
 """Size of an update for each thread: below it, threads wait for each other longer than they
 compute. See benchmarks/bench_busy.py."""
 

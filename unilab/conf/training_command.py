@@ -24,7 +24,7 @@ from unilab.output import exit_code
 # PyTorch's OpenMP threads spin for milliseconds while they wait for each other, on cores that other
 # programs or the late thread could use. GNU's OpenMP reads this when PyTorch is imported.
 if "OMP_WAIT_POLICY" not in os.environ:
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 # TorchRL's notices go to standard output, and one that nobody reads would print a traceback.
 os.environ.setdefault("RL_LOGGING_LEVEL", "WARNING")
 

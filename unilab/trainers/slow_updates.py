@@ -38,7 +38,7 @@ class SlowUpdates:
                 f"median of {1e3 * median:.0f} ms, the last one {1e3 * seconds:.0f} ms: "
                 f"{torch.get_num_threads()} threads wait for each other on cores that other "
                 "programs use. Set training.num_threads=1 or call torch.set_num_threads(1), or "
-                "start Python with GOMP_SPINCOUNT=1000",
+                "start Python with GOMP_SPINCOUNT=10000",
                 RuntimeWarning,
                 stacklevel=3,
             )

@@ -367,15 +367,21 @@ def test_generators_sets_and_numbers_of_numpy_continue(tmp_path):
     assert two.state() == one.state()
 
 
-def test_c12_refused_reset_restores_generators_sets_and_numbers_of_numpy(tmp_path):
-    """0011-C12."""
+def with_refused_resets(tmp_path, kind):
+    """An environment after three steps whose next reset fails, and its event of the kind."""
     events = {
-        "assorted": EventTermCfg(func=Assorted, mode="reset"),
+        "kept": EventTermCfg(func=kind, mode="reset"),
         "bad": EventTermCfg(func=failing, mode="reset"),
     }
     env = twins(tmp_path, events=events)
-    (term,) = (term.func for term in env.terms if term.name == "assorted")
+    (term,) = (term.func for term in env.terms if term.name == "kept")
     drive(env, 3)
+    return env, term
+
+
+def test_c12_refused_reset_restores_generators_sets_and_numbers_of_numpy(tmp_path):
+    """0011-C12."""
+    env, term = with_refused_resets(tmp_path, Assorted)
     before = term.state()
     draws = [float(generator.random()) for generator in deepcopy(term.generators)]
     with pytest.raises(ZeroDivisionError):
@@ -426,13 +432,7 @@ def test_what_is_made_later_and_two_names_of_one_tensor_continue(tmp_path):
 
 def test_c12_refused_reset_restores_counters(tmp_path):
     """0011-C12."""
-    events = {
-        "made": EventTermCfg(func=Made, mode="reset"),
-        "bad": EventTermCfg(func=failing, mode="reset"),
-    }
-    env = twins(tmp_path, events=events)
-    (term,) = (term.func for term in env.terms if term.name == "made")
-    drive(env, 3)
+    env, term = with_refused_resets(tmp_path, Made)
     before = deepcopy(term.state())
     with pytest.raises(ZeroDivisionError):
         env.reset()

@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.table import Table
 from tensordict.nn import TensorDictModuleBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type, step_mdp
-from tqdm import tqdm
 
 from unilab.cli.runs import RobotEnv, TrainedTask, check_widths
 from unilab.cli.visualize import LiveViewer, mj_model, views
@@ -22,6 +21,7 @@ from unilab.errors import CheckpointError, ConfigError
 from unilab.export import OnnxPolicy
 from unilab.modules import FlashSACPolicy, actor_semantics
 from unilab.record import VideoWriter
+from unilab.record.console import Bar
 from unilab.trainers import load_env_training_state, load_play_actor
 
 _MAX_FPS = 30
@@ -166,7 +166,7 @@ def _filmed(env: RobotEnv, path: Path, size: tuple[int, int]) -> Iterator[Callab
             TiledRenderer(mj_model(env), tiles=env.num_envs, width=width, height=height)
         ) as renderer,
         VideoWriter(path, width=width, height=height, fps=1.0 / (every * env.step_dt)) as writer,
-        tqdm(total=env.max_episode_length, desc="filming", leave=False, disable=None) as bar,
+        Bar(total=env.max_episode_length, desc="filming", leave=False, disable=None) as bar,
     ):
 
         def film() -> bool:

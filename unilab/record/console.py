@@ -53,7 +53,7 @@ class Progress:
         self._stops_at = math.inf if max_minutes is None else now + 60.0 * max_minutes
         self._bar = None
         if self._stream is not None and self._stream.isatty():
-            self._bar = _Bar(
+            self._bar = Bar(
                 total=total,
                 initial=initial,
                 unit=" steps",
@@ -109,11 +109,11 @@ class Progress:
             self._stream = self._bar = None
 
 
-class _Bar(tqdm):
+class Bar(tqdm):
     """A bar without tqdm's named semaphore, which a killed process would leave behind."""
 
 
-_Bar.set_lock(threading.RLock())
+Bar.set_lock(threading.RLock())
 
 
 def closing_summary(

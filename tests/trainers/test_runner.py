@@ -19,7 +19,7 @@ from torchrl.collectors import Collector
 from unilab.errors import CheckpointError, CollectorError, ConfigError, NonFiniteError
 from unilab.record import MetricLogger, RunFolder
 from unilab.settings import TrainingCfg
-from unilab.trainers import Evaluator, OffPolicyRunner, Run
+from unilab.trainers import Evaluator, OffPolicyRunner, OnPolicyRunner, Run
 from unilab.trainers.runner import EpisodeTracker
 
 TICKS = 20
@@ -241,14 +241,19 @@ def test_resumed_minutes_and_frames_add_up(session):
     assert counters.minutes > minutes
 
 
-@pytest.mark.parametrize(("ticks", "traced"), [(7, 7), (205, 20)])
-def test_a_chrome_trace_of_the_latest_steps_is_written(session, folder, ticks, traced):
+@pytest.mark.parametrize(
+    ("kind", "ticks", "traced"), [("off", 7, 7), ("off", 205, 20), ("on", 4, 4), ("on", 11, 1)]
+)
+def test_a_chrome_trace_of_the_latest_steps_is_written(session, folder, kind, ticks, traced):
     run = session()
     data = [batch.clone() for batch in run.collector(1)] * ticks
-    training = TrainingCfg(trace=True)
-    with OffPolicyRunner(
-        data, run.learner, run.buffer, training=training, run=Run(folder=folder)
-    ) as runner:
+    settings = {"training": TrainingCfg(trace=True), "run": Run(folder=folder)}
+    runner = (
+        OnPolicyRunner(data, run.learner, **settings)
+        if kind == "on"
+        else OffPolicyRunner(data, run.learner, run.buffer, **settings)
+    )
+    with runner:
         for _ in runner:
             pass
     events = json.loads(folder.trace_file.read_text())["traceEvents"]

@@ -6,7 +6,7 @@ from unilab.trainers.evaluation import Evaluator
 from unilab.trainers.learner import FlashSACLearner
 from unilab.trainers.load_actor import load_env_training_state, load_play_actor
 from unilab.trainers.run import Run, run_identity
-from unilab.trainers.runner import OffPolicyRunner
+from unilab.trainers.runner import OffPolicyRunner, OnPolicyRunner
 
 __all__ = [
     "AsyncRunner",
@@ -16,6 +16,7 @@ __all__ = [
     "Evaluator",
     "FlashSACLearner",
     "OffPolicyRunner",
+    "OnPolicyRunner",
     "ReplayContents",
     "Run",
     "load_env_training_state",

@@ -53,7 +53,7 @@ class Run:
         identity: Mapping[str, Any],
         env: Any,
         eval_env: Any,
-        buffer: ReplayBuffer,
+        buffer: ReplayBuffer | None = None,
         **components: Stateful,
     ) -> Run:
         """Makes the folder of a new run, or continues the run of ``training.resume``.
@@ -65,7 +65,7 @@ class Run:
             identity: JSON values that must agree between checkpoint and run.
             env: environment to train in, whose count of control steps checkpoints save.
             eval_env: environment to evaluate in; both are told where to write.
-            buffer: what checkpoints save of it with ``training.save_replay``.
+            buffer: saved in checkpoints with ``training.save_replay``; None if there is none.
             **components: further objects that checkpoints save, by name (learner, normalizers).
         """
         training, total = cfg.training, cfg.algo.total_frames
@@ -77,7 +77,7 @@ class Run:
             )
         episodes = Episodes(env)
         state = {**components, "env": EnvTrainingState(env), "episodes": episodes}
-        if training.save_replay:
+        if buffer is not None and training.save_replay:
             state["replay"] = ReplayContents(buffer)
         checkpointer = Checkpointer(
             folder.checkpoints, state, identity=identity, keep=training.keep_checkpoints

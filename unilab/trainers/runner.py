@@ -1,4 +1,4 @@
-"""Off-policy training: clocks, metrics, evaluation and checkpoints around a loop over batches."""
+"""Training loops: clocks, metrics, evaluation and checkpoints around a loop over batches."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class _Learner(Protocol):
     update_count: int
 
 
-class OffPolicyRunner(AsyncRunner):
+class TrainingRunner(AsyncRunner):
     """Iterates a collector's batches and does everything around the loop's body.
 
-    The body stores, samples and updates (``examples/train_flashsac.py``). Between two batches the
-    runner counts frames, logs, evaluates and saves as ``training`` says. When the ``with`` block
-    ends it evaluates and saves once more, and shuts the collector down.
+    The body is the algorithm. Between two batches the runner counts frames, logs, evaluates and
+    saves as ``training`` says. When the ``with`` block ends it evaluates and saves once more, and
+    shuts the collector down.
 
     An error while collecting, evaluating or logging saves a checkpoint before it is raised. An
     error in the loop's body does not, because the update may be half done, and neither does a
@@ -52,18 +52,19 @@ class OffPolicyRunner(AsyncRunner):
         collector: yields transitions ``[N, T]`` in time order, of the same ``N`` environments: a
             TorchRL collector or any iterable of TensorDicts.
         learner: its ``update_count`` is logged.
-        buffer: its length is logged.
         training: intervals of evaluation, checkpoints and metrics, the time limit, the trace.
         run: where metrics and checkpoints go; nowhere by default.
         evaluate: returns evaluation metrics.
         drain_metrics: returns the environment's own metrics since the last call.
     """
 
+    _trace_cycle = 100
+    """Batches of which the last fifth is traced; of the first cycle all are."""
+
     def __init__(
         self,
         collector: Iterable[TensorDictBase],
         learner: _Learner,
-        buffer: Sized,
         *,
         training: TrainingCfg,
         run: Run | None = None,
@@ -77,7 +78,6 @@ class OffPolicyRunner(AsyncRunner):
             )
         super().__init__(collector)
         self.learner = learner
-        self.buffer = buffer
         self.training = training
         self.run = run if run is not None else Run()
         self.evaluate = evaluate
@@ -95,7 +95,7 @@ class OffPolicyRunner(AsyncRunner):
         self._last_row = self._totals()
         self._profiler = None
         if self.training.trace and self.run.folder is not None:
-            self._profiler = _start_profiler(self.run.folder.trace_file)
+            self._profiler = _start_profiler(self.run.folder.trace_file, self._trace_cycle)
         return self
 
     def __iter__(self) -> Iterator[TensorDictBase]:
@@ -208,9 +208,12 @@ class OffPolicyRunner(AsyncRunner):
             row |= self.drain_metrics()
         row |= self._timings()
         row["Perf/updates"] = self.learner.update_count
-        row["Perf/buffer_size"] = len(self.buffer)
         self._update_minutes()
-        self.run.log(row | evaluated)
+        self.run.log(row | self._own_metrics() | evaluated)
+
+    def _own_metrics(self) -> dict[str, float]:
+        """What only one kind of runner logs."""
+        return {}
 
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:
@@ -268,13 +271,48 @@ class OffPolicyRunner(AsyncRunner):
         return {_tag(name): mean for name, mean in zip(names, values.mean(1).tolist(), strict=True)}
 
 
-def _start_profiler(trace: Path) -> profile:
-    """Profiles the first 100 steps, then the last 20 of each 100; the file has the latest ones."""
+class OffPolicyRunner(TrainingRunner):
+    """A :class:`TrainingRunner` whose loop stores each batch and samples from a buffer.
+
+    ``examples/train_flashsac.py`` has the loop.
+
+    Args:
+        buffer: its length is logged.
+        settings: as :class:`TrainingRunner`.
+    """
+
+    def __init__(
+        self,
+        collector: Iterable[TensorDictBase],
+        learner: _Learner,
+        buffer: Sized,
+        **settings: Any,
+    ) -> None:
+        super().__init__(collector, learner, **settings)
+        self.buffer = buffer
+
+    def _own_metrics(self) -> dict[str, float]:
+        return {"Perf/buffer_size": len(self.buffer)}
+
+
+class OnPolicyRunner(TrainingRunner):
+    """A :class:`TrainingRunner` whose loop learns from each batch, a rollout, and drops it.
+
+    ``examples/train_ppo.py`` has the loop. The checkpoints of its runs hold no transitions.
+    """
+
+    _trace_cycle = 5  # a batch is a whole rollout with all of its updates
+
+
+def _start_profiler(trace: Path, cycle: int) -> profile:
+    """Profiles the first cycle, then the last fifth of each; the file has the latest ones."""
 
     def action(step: int) -> ProfilerAction:
-        if step >= 100 and step % 100 < 80:
-            return ProfilerAction.WARMUP if step % 100 == 79 else ProfilerAction.NONE
-        return ProfilerAction.RECORD_AND_SAVE if step % 100 == 99 else ProfilerAction.RECORD
+        place, first = step % cycle, cycle - cycle // 5
+        if step >= cycle and place < first:
+            return ProfilerAction.WARMUP if place == first - 1 else ProfilerAction.NONE
+        last = place == cycle - 1
+        return ProfilerAction.RECORD_AND_SAVE if last else ProfilerAction.RECORD
 
     profiler = profile(
         schedule=action, on_trace_ready=lambda done: done.export_chrome_trace(str(trace))

@@ -221,6 +221,8 @@ def test_c6_an_action_whose_control_physics_would_take_as_zero_is_refused(tmp_pa
     ("state", "name"),
     [
         ({"version": 2, "control_steps": 1}, "version"),
+        ({"version": True, "control_steps": 1}, "version"),
+        ({"version": 1, "control_steps": True}, "control_steps"),
         ({"control_steps": 1}, "version"),
         ({"version": 1, "control_steps": -1}, "control_steps"),
         ({"version": 1, "control_steps": 1.5}, "control_steps"),

@@ -70,6 +70,8 @@ def test_an_empty_folder_is_refused(refused):
         ({"obs_groups": {"obs": 4}}, "obs_groups.obs"),
         ({"critic_obs": "critic"}, "critic_obs"),
         ({"checkpoint_version": 2}, "checkpoint_version"),
+        ({"checkpoint_version": 1.0}, "checkpoint_version"),
+        ({"checkpoint_version": True}, "checkpoint_version"),
         ({"hidden_dim": 16}, "actor_semantics.kwargs.hidden_dim"),
         ({"critic_dim": 16}, "shape"),
         ({"v_max": 16.0}, "v_max"),
@@ -111,7 +113,15 @@ def to(value):
     return lambda _: value
 
 
-WEIGHT, MOMENT = "loss/actor.mean_head.weight", "optimizers/actor/0/exp_avg"
+def negated(tensor):
+    return -1.0 - tensor.abs()
+
+
+def without_first(moments):
+    return {i: each for i, each in moments.items() if i}
+
+
+WEIGHT, ADAM = "loss/actor.mean_head.weight", "optimizers/actor/0"
 
 
 @pytest.mark.parametrize(
@@ -120,18 +130,41 @@ WEIGHT, MOMENT = "loss/actor.mean_head.weight", "optimizers/actor/0/exp_avg"
         ("learner", at(WEIGHT, torch.Tensor.double), "mean_head.weight"),
         ("learner", at(WEIGHT, torch.Tensor.to_sparse), "mean_head.weight"),
         ("learner", at(WEIGHT, lambda w: w * math.nan), "mean_head.weight"),
-        ("learner", at(MOMENT, lambda m: m[:1]), "exp_avg"),
-        ("learner", at(MOMENT, lambda m: m / 0), "exp_avg"),
+        ("learner", at(WEIGHT, to(None)), "mean_head.weight"),
+        ("learner", at("loss/actor.embedder.norm.running_var", negated), "running_var.*negative"),
+        ("learner", at("loss", to({})), "loss"),
+        ("learner", at(f"{ADAM}/exp_avg", lambda m: m[:1]), "exp_avg"),
+        ("learner", at(f"{ADAM}/exp_avg", lambda m: m / 0), "exp_avg"),
+        ("learner", at(f"{ADAM}/exp_avg_sq", negated), "exp_avg_sq.*negative"),
+        ("learner", at(f"{ADAM}/exp_avg_sq", to(None)), "exp_avg_sq"),
+        ("learner", at(f"{ADAM}/step", lambda n: n + 1), r"optimizers\.actor.*steps"),
+        ("learner", at(f"{ADAM}/step", lambda n: n - 0.5), r"optimizers\.actor.*steps"),
+        ("learner", at("optimizers/actor", without_first), r"optimizers\.actor"),
+        ("learner", at("optimizers/critic", to({})), r"optimizers\.critic"),
+        ("learner", at("optimizers/alpha", to({0: {}})), r"optimizers\.alpha.*steps"),
         ("learner", at("update_count", to(-3)), "update_count"),
+        ("learner", at("update_count", float), "update_count"),
         ("learner", at("schedules/actor", to(-1)), "actor"),
+        ("learner", at("schedules/critic", lambda n: n + 1), "update_count"),
+        ("learner", at("actor_metrics", to({})), "actor_metrics"),
+        ("learner", at("actor_metrics/entropy", to("a")), "actor_metrics"),
         ("learner", at("schedules", to(None)), "schedules"),
         ("learner", at("optimizers", to("a")), "optimizers"),
         ("learner", at("actor_semantics", to(None)), "actor_semantics"),
         ("env", to({"version": 2, "control_steps": 5}), "version"),
         ("env", to({"version": 1, "control_steps": -1}), "control_steps"),
         ("env", to({"version": 1, "control_steps": True}), "control_steps"),
+        ("rewards", at("var", negated), r"rewards\.var"),
+        ("rewards", at("count", negated), r"rewards\.count"),
+        ("rewards", at("returns", lambda r: r / 0), r"rewards\.returns"),
+        ("rewards", at("returns", to("a")), r"rewards\.returns"),
+        ("rewards", to({}), "rewards"),
         ("replay", to([1]), "replay"),
         ("replay", at("capacity", to(7)), "capacity"),
+        ("replay", at("capacity", float), r"replay\.capacity"),
+        ("replay", at("length", float), r"replay\.length"),
+        ("replay", at("writer/_cursor", to(-1)), "cursor"),
+        ("replay", at("writer", to([])), "writer"),
         ("counters", to([1, 2]), "counters"),
         ("counters", to(None), "counters"),
         ("counters", to({"frames": 1}), "counters"),

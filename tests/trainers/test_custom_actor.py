@@ -245,6 +245,8 @@ def changed(**changes: object):
         (changed(extra=1), "extra"),
         (changed(schema_version=2), "schema_version 2"),
         (changed(schema_version=True), "schema_version True"),
+        (changed(schema_version=1.0), r"schema_version 1\.0"),
+        (changed(action_dim=True), "action_dim"),
         (lambda s: {k: v for k, v in s.items() if k != "kind"}, "kind"),
         (lambda s: None, "no actor_semantics"),
         (lambda s: [1], "actor_semantics"),
@@ -263,6 +265,19 @@ def test_c19_c20_c21_other_missing_or_unknown_semantics_are_refused_before_any_w
         fresh.load_state_dict(state)
     assert fresh.update_count == 0
     assert unchanged(fresh, before)
+
+
+def test_c22_a_parameter_that_never_had_a_gradient_needs_no_moments():
+    actor = plain()
+    actor.spare = nn.Linear(1, 1)
+    training = learner(actor)
+    training.update(tiny_batch())
+    state = training.state_dict()
+    assert state["optimizers"]["actor"][4] == {}
+    learner(actor).load_state_dict(state)
+    del state["optimizers"]["actor"][4]
+    with pytest.raises(CheckpointError, match=r"optimizers\.actor"):
+        learner(actor).load_state_dict(state)
 
 
 @pytest.mark.parametrize("wanted", [True, None])

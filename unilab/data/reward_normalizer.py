@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -124,6 +126,21 @@ class RewardNormalizer:
             "max": self._max,
             "returns": self._returns,
         }
+
+    def check_state(self, state: Any) -> str:
+        """The reason why a saved state is invalid, or ``""``."""
+        names = self.state_dict().keys()
+        if not isinstance(state, Mapping) or state.keys() != names:
+            return f"rewards must have {', '.join(names)}"
+        for name, value in state.items():
+            if name == "returns" and value is None:
+                continue
+            kind = (torch.float64, int(name == "returns"))
+            if not isinstance(value, Tensor) or (value.dtype, value.ndim) != kind:
+                return f"rewards.{name} must be a float64 tensor of {kind[1]} dimensions"
+            if not value.isfinite().all() or (name in ("count", "var", "max") and value < 0):
+                return f"rewards.{name} must be finite, and not negative, got {value}"
+        return ""
 
     def load_state_dict(self, state: dict[str, Tensor | None]) -> None:
         """Continue from a :meth:`state_dict`."""

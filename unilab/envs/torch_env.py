@@ -420,12 +420,12 @@ class TorchEnv(EnvBase):
     def import_training_state(self, state: Mapping[str, Any]) -> None:
         """Continue from :meth:`export_training_state`."""
         version, steps = state.get("version"), state.get("control_steps")
-        if version != TRAINING_STATE_VERSION:
+        if version != TRAINING_STATE_VERSION or type(version) is not int:
             raise ConfigError(
                 f"version of an environment's training state must be {TRAINING_STATE_VERSION}, "
                 f"got {version!r}"
             )
-        if not isinstance(steps, int) or steps < 0:
+        if type(steps) is not int or steps < 0:
             raise ConfigError(f"control_steps must be a non-negative integer, got {steps!r}")
         self._state.control_steps = steps
 

@@ -127,8 +127,8 @@ class Checkpointer:
 
     def _read(self, path: Path) -> dict[str, Any]:
         identity, names = read_identity(path)
-        if identity != self._identity:
-            raise _unfit(path, differences(identity, self._identity))
+        if problem := differences(identity, self._identity):
+            raise _unfit(path, problem)
         unknown = names - {*self._components, *_OPTIONAL, "counters"}
         if unknown:
             raise _unfit(path, f"this run has no component {', '.join(sorted(unknown))}")
@@ -242,14 +242,19 @@ class ReplayContents:
 
     def check_state(self, state: Any) -> str:
         """The reason why a saved state is invalid, or ``""``."""
-        capacity = self._buffer.storage.max_size
+        live, capacity = self._buffer.state_dict(), self._buffer.storage.max_size
+        here = {"capacity": capacity, "length": 0, "writer": live["_writer"]}
+        if problem := state_problem({name: state[name] for name in here}, here, "replay"):
+            return problem
         if state["capacity"] != capacity:
             return f"replay capacity {state['capacity']} in the checkpoint, {capacity} here"
-        lengths = {len(t) for t in (state["rows"] or {}).values()}
-        if lengths - {state["length"]}:
+        lengths = {len(t) for t in (state["rows"] or {}).values()} or {0}
+        if lengths != {state["length"]} or state["length"] > capacity:
             return f"replay rows of lengths {sorted(lengths)}, expected {state['length']}"
-        joined = any(self._buffer.state_dict()["_transforms"].values())  # only n_step > 1 has state
-        if lengths and ("steps_to_next_obs" in state["rows"]) != joined:
+        if not 0 <= (cursor := state["writer"].get("_cursor", 0)) < capacity:
+            return f"replay cursor must be in [0, {capacity}), got {cursor}"
+        joined = any(live["_transforms"].values())  # only n_step > 1 has state
+        if state["rows"] and ("steps_to_next_obs" in state["rows"]) != joined:
             return f"n_step is {'1' if joined else 'above 1'} in the checkpoint, but not here"
         return ""
 

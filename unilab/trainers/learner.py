@@ -24,7 +24,7 @@ from unilab.objectives import FlashSACLoss
 from unilab.objectives.functional import learning_rate
 from unilab.trainers.compilation import CompiledOrEager, Step, capture, matmul_dtype, use_cuda_graph
 from unilab.trainers.slow_updates import SlowUpdates
-from unilab.trainers.state_check import semantics_problem, state_problem
+from unilab.trainers.state_check import moments_problem, semantics_problem, state_problem
 
 _AUX = "loss_aux_"
 _LOOK_INTERVAL, _MOST_CLIPPED = 1000, 0.25  # updates; share of the target's mass
@@ -228,7 +228,7 @@ class FlashSACLearner:
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         if self._sync_gradients is not None:
-            self._sync_gradients(optimizer.param_groups[0]["params"])
+            self._sync_gradients(_parameters(optimizer))
         optimizer.step()
 
     def _steps(self) -> tuple[Step, Step]:
@@ -243,7 +243,10 @@ class FlashSACLearner:
             "actor_semantics": actor_semantics(self.loss.actor),
             "loss": self.loss.state_dict(),
             # The rest of an optimizer's state comes from the configuration.
-            "optimizers": {k: adam.state_dict()["state"] for k, adam in self._optimizers.items()},
+            "optimizers": {
+                k: {i: adam.state.get(p, {}) for i, p in enumerate(_parameters(adam))}
+                for k, adam in self._optimizers.items()
+            },
             "schedules": {k: schedule.last_epoch for k, schedule in self._schedules.items()},
             "actor_metrics": dict(self._actor_metrics),
             "update_count": self.update_count,
@@ -253,7 +256,9 @@ class FlashSACLearner:
         """Why this learner cannot load a saved state, or ``""``."""
         semantics = state.get("actor_semantics") if isinstance(state, dict) else None
         problem = semantics_problem(semantics, actor_semantics(self.loss.actor))
-        problem = problem or state_problem(state, self.state_dict(), "learner")
+        live = self.state_dict()
+        problem = problem or state_problem(state, live, "learner")
+        problem = problem or state_problem(state["loss"], live["loss"], "loss", complete=True)
         if problem:
             return problem
         # The support is a buffer and a setting: loading it would overrule the configuration.
@@ -262,21 +267,21 @@ class FlashSACLearner:
         if not torch.equal(support.to(mine), mine):
             saved, own = (f"v_min={t[0]:g}, v_max={t[-1]:g}" for t in (support, mine))
             return f"the critic's support has {saved} in the checkpoint, {own} here"
-        counts = {"update_count": state["update_count"], **state["schedules"]}
-        if min(counts.values()) < 0:
-            return f"learner counts must be at least 0, got {counts}"
-        for name, adam in self._optimizers.items():
-            saved_moments = state["optimizers"].get(name)
-            if saved_moments is None or name not in state["schedules"]:
-                return f"the optimizer or schedule of {name} is missing"
-            moments = {  # a parameter that never had a gradient has none
-                i: {"step": torch.zeros(()), "exp_avg": p, "exp_avg_sq": p}
-                for i, p in enumerate(adam.param_groups[0]["params"])
-                if i in saved_moments
-            }
-            if saved_moments and (problem := state_problem(saved_moments, moments, "moments")):
-                return problem
-        return ""
+        steps, count = state["schedules"], state["update_count"]
+        if set(steps) != set(self._schedules) or set(state["optimizers"]) != set(self._optimizers):
+            return "the optimizer or schedule of actor, alpha or critic is missing"
+        if min(steps.values()) < 0 or steps["critic"] != count or steps["actor"] != steps["alpha"]:
+            return f"schedules {steps} do not fit update_count {count}"
+        metrics = state["actor_metrics"]
+        if bool(metrics) != bool(steps["actor"]) or not all(map(_is_scalar, metrics.values())):
+            return f"actor_metrics must be 0-dim tensors of the last actor step, got {metrics}"
+        problems = (
+            moments_problem(
+                state["optimizers"][name], _parameters(adam), steps[name], f"optimizers.{name}"
+            )
+            for name, adam in self._optimizers.items()
+        )
+        return next(filter(None, problems), "")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a :meth:`state_dict` of the same networks; load nothing of another."""
@@ -296,6 +301,15 @@ class FlashSACLearner:
         self.update_count = int(state["update_count"])
         # A captured graph reads the tensors that the optimizers held before.
         self._actor_step, self._critic_step = self._steps()
+
+
+def _parameters(adam: torch.optim.Optimizer) -> list[nn.Parameter]:
+    params: list[nn.Parameter] = adam.param_groups[0]["params"]
+    return params
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.ndim == 0
 
 
 def _detached(metrics: dict[str, Any]) -> dict[str, Tensor]:

@@ -88,7 +88,7 @@ def _actor(path: Path) -> nn.Module:
         for key, value in (loss.items() if isinstance(loss, Mapping) else ())
         if str(key).startswith("actor.")
     }
-    problem = state_problem(weights, actor.state_dict(), "actor")
+    problem = state_problem(weights, actor.state_dict(), "actor", complete=True)
     try:
         if not problem:
             actor.load_state_dict(weights)
@@ -109,10 +109,10 @@ def _check_run(path: Path, identity: Mapping[str, Any]) -> None:
         return
     content = run.read_config()
     here = {k: v for k, v in {**content, **content["config"]}.items() if k in identity}
-    if here != identity:
+    if problem := differences(identity, here):
         raise CheckpointError(
             f"checkpoint {path} cannot be played, its run's {run.config_file.name} differs: "
-            f"{differences(identity, here)}"
+            f"{problem}"
         )
 
 

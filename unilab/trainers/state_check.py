@@ -6,39 +6,47 @@ Each function returns the problem as text, or ``""``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import NoneType
 from typing import Any
 
 import torch
 
 from unilab.modules.actor_spec import SCHEMA_VERSION
 
+#: entries of PyTorch's layers and optimizers that are never negative
+_NEVER_NEGATIVE = ("running_var", "num_batches_tracked", "exp_avg_sq")
 
-def state_problem(saved: Any, live: Any, path: str) -> str:
+
+def state_problem(saved: Any, live: Any, path: str, *, complete: bool = False) -> str:
     """The first reason why a live object cannot load a saved state.
 
     Compares keys and types; of tensors also shape, dtype, layout, and that they are finite where
-    the live ones are (an attention mask may hold infinity). What one side does not have yet (an
-    optimizer's moments before its first step, a lazily built buffer) is empty or None there, and
-    fits anything.
+    the live ones are (an attention mask may hold infinity), and variances not negative. What one
+    side does not have yet (an optimizer's moments before its first step, a lazily built buffer) is
+    empty or None there, and fits anything; with ``complete`` the saved state must have it.
     """
-    if live is None or (saved is None and not isinstance(live, Mapping | list | tuple)):
+    if live is None:
+        return ""
+    if saved is None and not complete and not isinstance(live, Mapping | list | tuple):
         return ""
     if isinstance(live, torch.Tensor):
         return _tensor_problem(saved, live, path)
     if isinstance(live, Mapping):
         if not isinstance(saved, Mapping):
             return f"{path} is {type(saved).__name__} there and a mapping here"
-        if not saved or not live:
+        if (not saved and not complete) or not live:
             return ""
         if set(saved) != set(live):
             return f"{path} differs in {sorted(map(str, set(saved) ^ set(live)))}"
-        problems = (state_problem(saved[k], live[k], f"{path}.{k}") for k in live)
+        problems = (
+            state_problem(saved[k], live[k], f"{path}.{k}", complete=complete) for k in live
+        )
         return next(filter(None, problems), "")
     if isinstance(live, Sequence) and not isinstance(live, str):
         if not isinstance(saved, Sequence) or len(saved) != len(live):
             return f"{path} has another length there than here"
         saved, live = dict(enumerate(saved)), dict(enumerate(live))
-        return state_problem(saved, live, path)
+        return state_problem(saved, live, path, complete=complete)
     if type(saved) is not type(live) and (type(saved), type(live)) != (int, float):
         return f"{path} is {type(saved).__name__} there and {type(live).__name__} here"
     return ""
@@ -54,6 +62,32 @@ def _tensor_problem(saved: Any, live: torch.Tensor, path: str) -> str:
         return f"{path} has {there} as dtype, layout and is_meta there and {here} here"
     if not saved.isfinite().all() and live.isfinite().all():
         return f"{path} holds NaN or infinity"
+    if path.rpartition(".")[2] in _NEVER_NEGATIVE and (saved < 0).any():
+        return f"{path} holds a negative value"
+    return ""
+
+
+def moments_problem(saved: Any, parameters: Sequence[torch.Tensor], steps: int, path: str) -> str:
+    """The first reason why Adam cannot continue from saved moments after so many steps.
+
+    A parameter without a gradient so far has the moments ``{}``.
+    """
+    if saved == {} and steps == 0:
+        return ""
+    if not isinstance(saved, Mapping) or set(saved) != set(range(len(parameters))):
+        return f"{path} must have moments of {len(parameters)} parameters"
+    counts = [0]
+    for i, parameter in enumerate(parameters):
+        if saved[i] == {}:
+            continue
+        live = {"step": torch.zeros(()), "exp_avg": parameter, "exp_avg_sq": parameter}
+        if problem := state_problem(saved[i], live, f"{path}.{i}", complete=True):
+            return problem
+        counts.append(saved[i]["step"].item())
+    # The loss of every step has reached some parameter. Adam counts in float32.
+    most = min(steps, 2**24)
+    if max(counts) != most or not all(count in range(most + 1) for count in counts):
+        return f"{path} has moments of {max(counts):g} steps, expected {steps}"
     return ""
 
 
@@ -65,7 +99,16 @@ def differences(saved: Any, live: Any, path: str = "") -> str:
             for k in {**saved, **live}
         )
         return ", ".join(filter(None, found))
-    return "" if repr(saved) == repr(live) else f"{path} is {saved!r} there and {live!r} here"
+    if _exact(saved) == _exact(live):
+        return ""
+    return f"{path} is {saved!r} there and {live!r} here".strip()
+
+
+def _exact(value: Any) -> Any:
+    """A JSON value with repr at its leaves, because in Python 1 equals 1.0 and True."""
+    if isinstance(value, Mapping):
+        return {key: _exact(inner) for key, inner in value.items()}
+    return [*map(_exact, value)] if isinstance(value, list | tuple) else repr(value)
 
 
 class _MissingType:
@@ -74,6 +117,16 @@ class _MissingType:
 
 
 _MISSING = _MissingType()
+
+
+_FIELDS: Mapping[str, tuple[type, ...]] = {
+    "kind": (str,),
+    "builder": (str, NoneType),
+    "kwargs": (dict,),
+    "obs_dim": (int, NoneType),
+    "action_dim": (int, NoneType),
+    "action_transform": (str, NoneType),
+}
 
 
 def semantics_problem(saved: Any, live: Mapping[str, Any] | None = None) -> str:
@@ -85,13 +138,15 @@ def semantics_problem(saved: Any, live: Mapping[str, Any] | None = None) -> str:
         what = "no actor_semantics" if saved is None else f"actor_semantics={saved!r}"
         return f"it has {what}, so the meaning of its weights is unknown: train again"
     version = saved.get("schema_version")
-    if version != SCHEMA_VERSION or isinstance(version, bool):
+    if version != SCHEMA_VERSION or type(version) is not int:
         return (
             f"its actor_semantics have schema_version {version!r}, this version of unilab reads "
             f"{SCHEMA_VERSION}: train again, or use the version that wrote it"
         )
-    fields = ("kind", "builder", "kwargs", "obs_dim", "action_dim", "action_transform")
-    missing = [name for name in fields if name not in saved]
+    missing = [name for name in _FIELDS if name not in saved]
     if missing:
         return f"its actor_semantics lack {', '.join(missing)}: train again"
+    for name, types in _FIELDS.items():
+        if type(saved[name]) not in types:
+            return f"{name} of its actor_semantics is {saved[name]!r}: train again"
     return differences(saved, live, "actor_semantics") if live is not None else ""

@@ -1,10 +1,12 @@
-"""FlashSAC's networks and rollout policy, and the contract of custom actors."""
+"""Networks of FlashSAC, PPO and SAC, the rollout policy, and the contract of custom actors."""
 
 from unilab.modules.actor import FlashSACActor
 from unilab.modules.actor_contract import build_actor, validate_actor
 from unilab.modules.actor_spec import FlashSACActorSpec, action_range, actor_semantics
 from unilab.modules.critic import FlashSACCritic
+from unilab.modules.gaussian_actor import GaussianActor
 from unilab.modules.log_prob_check import assert_log_prob_consistent
+from unilab.modules.mlp import ObsNormalizer, ValueNetwork
 from unilab.modules.policy import FlashSACPolicy
 
 __all__ = [
@@ -12,6 +14,9 @@ __all__ = [
     "FlashSACActorSpec",
     "FlashSACCritic",
     "FlashSACPolicy",
+    "GaussianActor",
+    "ObsNormalizer",
+    "ValueNetwork",
     "action_range",
     "actor_semantics",
     "assert_log_prob_consistent",

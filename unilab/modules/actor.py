@@ -77,12 +77,7 @@ class FlashSACActor(nn.Module):
         self.mean_head = UnitLinear(hidden_dim, action_dim, bias=True, device=device)
         self.std_head = UnitLinear(hidden_dim, action_dim, bias=True, device=device)
 
-        low, high = (_per_joint(b, action_dim, device) for b in (action_low, action_high))
-        if not bool(((low < high) & (high - low).isfinite()).all()):
-            raise ConfigError(
-                "action_low must be below action_high, both finite, for each joint, got "
-                f"{low.tolist()} and {high.tolist()}"
-            )
+        low, high = per_joint(action_low, action_high, action_dim, device)
         is_unit = bool((low == -1.0).all() and (high == 1.0).all())
         #: name of the map from the pre-transform sample to the action.
         self.action_transform_id = "tanh" if is_unit else "tanh_affine"
@@ -203,13 +198,26 @@ class _DeterministicActor(nn.Module):
         return self.actor._transform(mean)
 
 
-def _per_joint(
-    bound: float | Sequence[float] | Tensor, action_dim: int, device: torch.device | str | None
-) -> Tensor:
-    value = torch.as_tensor(bound, dtype=torch.get_default_dtype())
-    if value.shape not in ((), (action_dim,)):
+def per_joint(
+    action_low: float | Sequence[float] | Tensor,
+    action_high: float | Sequence[float] | Tensor,
+    action_dim: int,
+    device: torch.device | str | None,
+) -> tuple[Tensor, Tensor]:
+    """Both ends of an action range, each a number or one per joint, as ``[action_dim]``."""
+    ends = []
+    for bound in (action_low, action_high):
+        value = torch.as_tensor(bound, dtype=torch.get_default_dtype())
+        if value.shape not in ((), (action_dim,)):
+            raise ConfigError(
+                f"action_low and action_high must be a number or [{action_dim}], got shape "
+                f"{list(value.shape)}"
+            )
+        ends.append(value.expand(action_dim).to(device, copy=True))
+    low, high = ends
+    if not bool(((low < high) & (high - low).isfinite()).all()):
         raise ConfigError(
-            f"action_low and action_high must be a number or [{action_dim}], got shape "
-            f"{list(value.shape)}"
+            "action_low must be below action_high, both finite, for each joint, got "
+            f"{low.tolist()} and {high.tolist()}"
         )
-    return value.expand(action_dim).to(device, copy=True)
+    return low, high

@@ -5,11 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict
+from torch.distributions import Normal
+from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from unilab.errors import ConfigError
 from unilab.modules import (
     FlashSACActorSpec,
     GaussianActor,
+    GaussianPolicy,
     ObsNormalizer,
     ValueNetwork,
     actor_semantics,
@@ -34,7 +38,7 @@ def seen(**kwargs: object) -> GaussianActor:
 def numpy_mean(actor: GaussianActor, obs: np.ndarray) -> np.ndarray:
     """The mean from the state dict alone, in float64."""
     p = {k: v.double().numpy() for k, v in actor.state_dict().items()}
-    x = (obs - p["normalizer.mean"]) / np.sqrt(p["normalizer.var"] + 1e-4)
+    x = (obs - p["normalizer.running_mean"]) / np.sqrt(p["normalizer.running_var"] + 1e-4)
     for layer in ("hidden.0", "hidden.2"):
         x = x @ p[f"{layer}.weight"].T + p[f"{layer}.bias"]
         x = np.where(x > 0, x, np.expm1(np.minimum(x, 0)))
@@ -73,6 +77,29 @@ def test_exploration_has_the_mean_and_std_of_the_distribution():
     torch.testing.assert_close(std, torch.full_like(std, 0.3))
 
 
+@pytest.mark.parametrize("batch_size", [[], [6], [2, 3]])
+def test_the_policy_writes_actions_and_their_log_density(batch_size):
+    actor = seen(init_std=0.3)
+    policy = GaussianPolicy(actor)
+    assert policy.actor is actor
+    assert set(policy.parameters()) == set(actor.parameters())
+    data = TensorDict({"obs": torch.randn(*batch_size, OBS)}, batch_size)
+    with torch.no_grad(), set_exploration_type(ExplorationType.DETERMINISTIC):
+        action = policy(data.clone())["action"]
+    obs = data["obs"].reshape(-1, OBS)
+    assert torch.equal(action.reshape(-1, ACTION), actor.explore(obs, deterministic=True))
+    with torch.no_grad(), set_exploration_type(ExplorationType.RANDOM):
+        data = policy(data)
+    assert not torch.equal(data["action"], action)
+    wanted = Normal(action, 0.3).log_prob(data["action"]).sum(-1)
+    torch.testing.assert_close(data["action_log_prob"], wanted)
+
+
+def test_the_policy_refuses_an_actor_that_transforms_its_actions():
+    with pytest.raises(ConfigError, match=r"action_transform_id.*tanh_affine"):
+        GaussianPolicy(seen(**RANGE))
+
+
 def test_an_actor_records_how_to_build_it_again():
     actor = seen(init_std=None, **RANGE)
     semantics = actor_semantics(actor)
@@ -97,8 +124,8 @@ def test_statistics_of_batches_are_those_of_all_their_rows():
     rows = torch.cat([batch.reshape(-1, 3) for batch in batches]).double()
     mean, var = rows.mean(0), rows.var(0, correction=0)
     assert normalizer.count == len(rows)
-    torch.testing.assert_close(normalizer.mean.double(), mean, rtol=1e-5, atol=0)
-    torch.testing.assert_close(normalizer.var.double(), var, rtol=1e-4, atol=0)
+    torch.testing.assert_close(normalizer.running_mean.double(), mean, rtol=1e-5, atol=0)
+    torch.testing.assert_close(normalizer.running_var.double(), var, rtol=1e-4, atol=0)
     normal = normalizer(rows.float())
     torch.testing.assert_close(normal.mean(0), torch.zeros(3), rtol=0, atol=1e-3)
     torch.testing.assert_close(normal.std(0, correction=0), torch.ones(3), rtol=0, atol=1e-3)

@@ -4,7 +4,7 @@ from unilab.modules.actor import FlashSACActor
 from unilab.modules.actor_contract import build_actor, validate_actor
 from unilab.modules.actor_spec import FlashSACActorSpec, action_range, actor_semantics
 from unilab.modules.critic import FlashSACCritic
-from unilab.modules.gaussian_actor import GaussianActor
+from unilab.modules.gaussian_actor import GaussianActor, GaussianPolicy
 from unilab.modules.log_prob_check import assert_log_prob_consistent
 from unilab.modules.mlp import ObsNormalizer, ValueNetwork
 from unilab.modules.policy import FlashSACPolicy
@@ -15,6 +15,7 @@ __all__ = [
     "FlashSACCritic",
     "FlashSACPolicy",
     "GaussianActor",
+    "GaussianPolicy",
     "ObsNormalizer",
     "ValueNetwork",
     "action_range",

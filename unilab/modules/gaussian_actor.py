@@ -1,4 +1,4 @@
-"""Gaussian actor over an MLP, for PPO and SAC."""
+"""Gaussian actor over an MLP and its stochastic policy, for PPO and SAC."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from contextlib import suppress
 from typing import Any
 
 import torch
+from tensordict import NestedKey
+from tensordict.nn import (
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+)
 from torch import Tensor, nn
+from torchrl.modules import IndependentNormal
 
 from unilab.errors import ActorContractError, ConfigError
 from unilab.modules.actor import per_joint
@@ -183,3 +190,61 @@ class _DeterministicActor(nn.Module):
 
     def forward(self, obs: Tensor) -> Tensor:
         return self.actor.explore(obs, deterministic=True)
+
+
+class GaussianPolicy(ProbabilisticTensorDictSequential):
+    """TorchRL's stochastic policy over an actor, which stays the instance that is optimised.
+
+    It acts in rollouts, where it writes ``action`` and ``action_log_prob`` (and ``loc`` and
+    ``scale``), and gives losses their distribution (``get_dist``). It follows TorchRL's
+    :class:`~torchrl.envs.utils.set_exploration_type`.
+
+    Args:
+        actor: an actor of the contract without an action transform: its ``get_mean_and_std`` is
+            the distribution of the actions.
+
+    Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from unilab.modules import GaussianActor, GaussianPolicy
+        >>> policy = GaussianPolicy(GaussianActor(obs_dim=3, action_dim=2))
+        >>> data = policy(TensorDict({"obs": torch.zeros(4, 3)}, [4]))
+        >>> data["action"].shape, data["action_log_prob"].shape
+        (torch.Size([4, 2]), torch.Size([4]))
+    """
+
+    def __init__(
+        self, actor: nn.Module, *, obs_key: NestedKey = "obs", action_key: NestedKey = "action"
+    ) -> None:
+        transform = getattr(actor, "action_transform_id", None)
+        if transform != "none":
+            raise ConfigError(
+                f"action_transform_id of {type(actor).__name__} must be 'none', got {transform!r}: "
+                "the density of a transformed action is another one; give the actor no action "
+                "range"
+            )
+        super().__init__(
+            TensorDictModule(_MeanAndStd(actor), in_keys=[obs_key], out_keys=["loc", "scale"]),
+            ProbabilisticTensorDictModule(
+                in_keys=["loc", "scale"],
+                out_keys=[action_key],
+                distribution_class=IndependentNormal,
+                distribution_kwargs={"validate_args": False},
+                return_log_prob=True,
+            ),
+        )
+
+    @property
+    def actor(self) -> Any:
+        """The actor."""
+        return self[0].module.actor
+
+
+class _MeanAndStd(nn.Module):
+    def __init__(self, actor: nn.Module) -> None:
+        super().__init__()
+        self.actor: Any = actor
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        mean, std = self.actor.get_mean_and_std(obs.reshape(-1, obs.shape[-1]))
+        return mean.reshape(*obs.shape[:-1], -1), std.reshape(*obs.shape[:-1], -1)

@@ -36,19 +36,19 @@ class ObsNormalizer(nn.Module):
     #: variance added to each column's, so that one which never changed keeps a scale of 0.01.
     eps = 1e-4
 
-    mean: Tensor
-    var: Tensor
+    running_mean: Tensor
+    running_var: Tensor
     count: Tensor
 
     def __init__(self, width: int, *, device: torch.device | str | None = None) -> None:
         super().__init__()
-        self.register_buffer("mean", torch.zeros(width, device=device))
-        self.register_buffer("var", torch.ones(width, device=device))
+        self.register_buffer("running_mean", torch.zeros(width, device=device))
+        self.register_buffer("running_var", torch.ones(width, device=device))
         self.register_buffer("count", torch.zeros((), dtype=torch.long, device=device))
 
     def forward(self, obs: Tensor) -> Tensor:
         """``[*, O] -> [*, O]``."""
-        return (obs - self.mean) * torch.rsqrt(self.var + self.eps)
+        return (obs - self.running_mean) * torch.rsqrt(self.running_var + self.eps)
 
     @torch.no_grad()
     def update(self, obs: Tensor) -> None:
@@ -57,9 +57,10 @@ class ObsNormalizer(nn.Module):
         var, mean = torch.var_mean(rows, dim=0, correction=0)
         self.count += rows.shape[0]
         share = rows.shape[0] / self.count
-        delta = mean - self.mean
-        self.mean += share * delta
-        self.var += share * (var - self.var + (1.0 - share) * delta.square())
+        delta = mean - self.running_mean
+        self.running_mean += share * delta
+        change = var - self.running_var + (1.0 - share) * delta.square()
+        self.running_var += share * change
 
 
 class ValueNetwork(nn.Module):

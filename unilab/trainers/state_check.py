@@ -13,8 +13,8 @@ import torch
 
 from unilab.modules.actor_spec import SCHEMA_VERSION
 
-#: entries of PyTorch's layers and optimizers that are never negative
-_NEVER_NEGATIVE = ("running_var", "num_batches_tracked", "exp_avg_sq")
+#: entries of layers and optimizers that are never negative
+_NEVER_NEGATIVE = ("running_var", "num_batches_tracked", "count", "exp_avg_sq")
 
 
 def state_problem(saved: Any, live: Any, path: str, *, complete: bool = False) -> str:

@@ -42,6 +42,7 @@ def test_a_suites_task_is_exported_with_its_actions(runs, tmp_path):
 
 
 def test_environment_of_another_kind_is_refused(runs, monkeypatch):
+    task = TrainedTask.of(runs("pendulum_swingup"))
     monkeypatch.setattr(registry, "make", lambda *args, **kwargs: PendulumEnv())
     with pytest.raises(CapabilityError, match="PendulumEnv"):
-        TrainedTask.of(runs("pendulum_swingup")).make_env(num_envs=1, seed=0)
+        task.make_env(num_envs=1, seed=0)

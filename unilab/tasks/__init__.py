@@ -14,7 +14,9 @@ TASKS = {
 
 SUITE_TASKS = {
     "dmc/cartpole-balance": "unilab.tasks.suites.dmc.cartpole:balance",
+    "dmc/cartpole-balance_sparse": "unilab.tasks.suites.dmc.cartpole:balance_sparse",
     "dmc/cartpole-swingup": "unilab.tasks.suites.dmc.cartpole:swingup",
+    "dmc/cartpole-swingup_sparse": "unilab.tasks.suites.dmc.cartpole:swingup_sparse",
     "dmc/cheetah-run": "unilab.tasks.suites.dmc.cheetah:run",
     "dmc/dog-run": "unilab.tasks.suites.dmc.dog:run",
     "dmc/dog-stand": "unilab.tasks.suites.dmc.dog:stand",
@@ -29,10 +31,15 @@ SUITE_TASKS = {
     "dmc/walker-run": "unilab.tasks.suites.dmc.walker:run",
     "dmc/walker-stand": "unilab.tasks.suites.dmc.walker:stand",
     "dmc/walker-walk": "unilab.tasks.suites.dmc.walker:walk",
+    "gym/Ant-v4": "unilab.tasks.suites.gym.v4:ant_v4",
     "gym/Ant-v5": "unilab.tasks.suites.gym.ant_v5:ant_v5",
+    "gym/HalfCheetah-v4": "unilab.tasks.suites.gym.v4:half_cheetah_v4",
     "gym/HalfCheetah-v5": "unilab.tasks.suites.gym.planar_v5:half_cheetah_v5",
+    "gym/Hopper-v4": "unilab.tasks.suites.gym.v4:hopper_v4",
     "gym/Hopper-v5": "unilab.tasks.suites.gym.planar_v5:hopper_v5",
+    "gym/Humanoid-v4": "unilab.tasks.suites.gym.v4:humanoid_v4",
     "gym/Humanoid-v5": "unilab.tasks.suites.gym.humanoid_v5:humanoid_v5",
+    "gym/Walker2d-v4": "unilab.tasks.suites.gym.v4:walker2d_v4",
     "gym/Walker2d-v5": "unilab.tasks.suites.gym.planar_v5:walker2d_v5",
 }
 """Tasks of other suites, which read their models from an installation of the suite."""

@@ -83,7 +83,7 @@ class SuiteEnv(TorchEnv):
     ) -> None:
         self.cfg = cfg
         backend = MujocoBackend(
-            self._compile(self._edit),
+            self._compile(),
             num_envs,
             num_threads=cfg.num_threads,
             fields=self.fields,
@@ -110,8 +110,8 @@ class SuiteEnv(TorchEnv):
         )
         self.action_spec = Bounded(low, high, low.shape, device=self.device)
 
-    def _compile(self, edit: Callable[[mujoco.MjSpec], None]) -> mujoco.MjModel:
-        """The suite's model after an edit, without MuJoCo's warnings to the model's author."""
+    def _compile(self, *edits: Callable[[mujoco.MjSpec], None]) -> mujoco.MjModel:
+        """The task's model after further edits, without MuJoCo's warnings to the model's author."""
         package = SUITES[self.suite]
         spec = find_spec(package)
         if spec is None or spec.origin is None:
@@ -127,7 +127,8 @@ class SuiteEnv(TorchEnv):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 model = mujoco.MjSpec.from_file(str(path))
-                edit(model)
+                for edit in (self._edit, *edits):
+                    edit(model)
                 return model.compile()
         finally:
             mujoco.set_mju_user_warning(before)

@@ -28,8 +28,12 @@ class Cartpole(DmcEnv):
         return data["qpos"][:, :1], pole[:, 2, 2:], pole[:, 0, 2:], data["qvel"]
 
     def _reward(self, action: Tensor) -> Tensor:
-        upright = (self._frame(self.data, "pole_1")[:, 2, 2] + 1.0) / 2.0
-        centered = (1.0 + tolerance(self.data["qpos"][:, 0], margin=2.0)) / 2.0
+        position = self.data["qpos"][:, 0]
+        cosine = self._frame(self.data, "pole_1")[:, 2, 2]
+        if self.cfg.sparse:
+            return tolerance(position, (-0.25, 0.25)) * tolerance(cosine, (0.995, 1.0))
+        upright = (cosine + 1.0) / 2.0
+        centered = (1.0 + tolerance(position, margin=2.0)) / 2.0
         control = tolerance(action[:, 0], margin=1.0, value_at_margin=0.0, sigmoid="quadratic")
         slow = (1.0 + tolerance(self.data["qvel"][:, 1], margin=5.0)) / 2.0
         return upright * (4.0 + control) / 5.0 * slow * centered
@@ -46,12 +50,14 @@ class Cartpole(DmcEnv):
 
 @dataclass(frozen=True, kw_only=True)
 class CartpoleCfg(SuiteEnvCfg):
-    """``dmc/cartpole-balance`` and ``dmc/cartpole-swingup``."""
+    """``dmc/cartpole-balance`` and ``dmc/cartpole-swingup``, and these with ``_sparse``."""
 
     env_class = Cartpole
     episode_length_s: Positive = 10.0
     swing_up: bool
     """Whether the pole hangs at first."""
+    sparse: bool = False
+    """Whether the reward is 1 where the pole stands in the middle of the rail, else 0."""
 
 
 def balance() -> CartpoleCfg:
@@ -59,6 +65,16 @@ def balance() -> CartpoleCfg:
     return CartpoleCfg(swing_up=False)
 
 
+def balance_sparse() -> CartpoleCfg:
+    """As dmc/cartpole-balance; reward 1 where the pole stands in the middle, else 0."""
+    return CartpoleCfg(swing_up=False, sparse=True)
+
+
 def swingup() -> CartpoleCfg:
     """The Control Suite's cart swings a pole up (1 motor, 1000 steps of 0.01 s)."""
     return CartpoleCfg(swing_up=True)
+
+
+def swingup_sparse() -> CartpoleCfg:
+    """As dmc/cartpole-swingup; reward 1 where the pole stands in the middle, else 0."""
+    return CartpoleCfg(swing_up=True, sparse=True)

@@ -17,14 +17,6 @@ from unilab.envs.rotations import rotate_inverse
 from unilab.tasks.suites.gym.gym_env import FallingEnv, HealthyCfg
 
 
-@dataclass(frozen=True, kw_only=True)
-class ContactCfg(HealthyCfg):
-    """Settings of tasks with contact forces."""
-
-    contact_cost_weight: float
-    """Cost of the squared contact forces, summed over the bodies."""
-
-
 class ContactEnv(FallingEnv):
     """A Gymnasium task that reads ``data["cfrc_ext"]``, ``[num_envs, 6 * nbody]``.
 
@@ -36,9 +28,7 @@ class ContactEnv(FallingEnv):
     The robot has a free root, and a motor on each of its joints.
     """
 
-    cfg: ContactCfg
     decimation = 5
-    reward_terms = ("forward", "ctrl", "contact", "survive")
     fields: ClassVar[tuple[str, ...]] = (
         "actuator_length",
         "actuator_velocity",
@@ -49,14 +39,6 @@ class ContactEnv(FallingEnv):
         "xpos",
         "xquat",
     )
-
-    @abstractmethod
-    def _contact_cost(self) -> Tensor:
-        """``[num_envs]``."""
-
-    def _rewards(self, action: Tensor) -> Sequence[Tensor]:
-        forward, control, survive = super()._rewards(action)
-        return forward, control, -self._contact_cost(), survive
 
     @cached_property
     def _forces(self) -> MujocoBackend:
@@ -122,6 +104,29 @@ class ContactEnv(FallingEnv):
     def close(self, *, raise_if_closed: bool = True) -> None:
         super().close(raise_if_closed=raise_if_closed)
         self._forces.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContactCostCfg(HealthyCfg):
+    """Settings of tasks in which contacts cost reward."""
+
+    contact_cost_weight: float
+    """Cost of the squared contact forces, summed over the bodies."""
+
+
+class ContactCostEnv(ContactEnv):
+    """A Gymnasium task in which contacts cost reward."""
+
+    cfg: ContactCostCfg
+    reward_terms = ("forward", "ctrl", "contact", "survive")
+
+    @abstractmethod
+    def _contact_cost(self) -> Tensor:
+        """``[num_envs]``."""
+
+    def _rewards(self, action: Tensor) -> Sequence[Tensor]:
+        forward, control, survive = super()._rewards(action)
+        return forward, control, -self._contact_cost(), survive
 
 
 def _add_force_sensor(spec: mujoco.MjSpec) -> None:

@@ -95,8 +95,12 @@ class FallingEnv(GymEnv):
     def _healthy(self) -> Tensor:
         """``[num_envs]`` bool."""
 
+    def _survived(self) -> Tensor:
+        """``[num_envs]`` bool, whether a step earned the reward for surviving."""
+        return self._healthy()
+
     def _rewards(self, action: Tensor) -> Sequence[Tensor]:
-        return (*super()._rewards(action), self.cfg.healthy_reward * self._healthy().double())
+        return (*super()._rewards(action), self.cfg.healthy_reward * self._survived().double())
 
     def _terminated(self) -> Tensor:
         if not self.cfg.terminate_when_unhealthy:

@@ -54,6 +54,7 @@ def make_learner(
         min_alpha=params.min_alpha,
         max_alpha=params.max_alpha,
         target_entropy_sigma=params.target_entropy_sigma,
+        action_spec=env.action_spec,
         bc_alpha=params.bc_alpha,
     )
     loss.set_keys(critic_obs=critic_obs)

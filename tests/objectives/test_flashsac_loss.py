@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
+from reference.actors import PlainActor
 from reference.tiny import ACTION, CRITIC_OBS, OBS, tiny_actor, tiny_batch, tiny_critic, tiny_loss
 from tensordict import TensorDict
 from torch import Tensor
+from torchrl.data import Bounded, Unbounded
 
 from unilab.errors import ConfigError
-from unilab.modules import FlashSACActor
+from unilab.modules import FlashSACActor, FlashSACCritic
 from unilab.objectives import FlashSACLoss
+from unilab.trainers import FlashSACLearner
 
 LOSSES = ["loss_actor", "loss_qvalue", "loss_alpha"]
 
@@ -183,6 +187,70 @@ def test_actor_and_critic_of_other_action_widths_are_refused():
     actor = FlashSACActor(OBS, ACTION + 1, hidden_dim=4)
     with pytest.raises(ConfigError, match=r"action_dim.*3 and 2"):
         FlashSACLoss(actor, tiny_critic())
+
+
+@pytest.mark.parametrize("spec", [Bounded(-1.0, 1.0, (ACTION + 1,)), Unbounded((ACTION,))])
+def test_an_action_spec_without_the_range_of_each_action_is_refused(spec):
+    with pytest.raises(ConfigError, match="action_spec"):
+        FlashSACLoss(PlainActor(OBS, ACTION), tiny_critic(), action_spec=spec)
+
+
+ASKED = 0.5 * ACTION * math.log(2 * math.pi * math.e * 0.15**2)
+NARROW = Bounded(-0.4, 0.4, (5, ACTION))
+
+
+@pytest.mark.parametrize(
+    ("actor", "settings", "want"),
+    [
+        (tiny_actor(), {}, ASKED),
+        (tiny_actor(action_low=[-1, 0], action_high=[3, 1]), {}, ASKED),
+        (tiny_actor(action_low=-0.4, action_high=0.4), {}, ASKED + ACTION * math.log(0.4)),
+        (tiny_actor(), {"action_spec": NARROW}, ASKED),
+        (PlainActor(OBS, ACTION, low=-0.4, high=0.4), {}, ASKED),
+        (PlainActor(OBS, ACTION), {"action_spec": NARROW}, ASKED + ACTION * math.log(0.4)),
+        (PlainActor(OBS, ACTION), {"action_spec": NARROW, "target_entropy": -3.0}, -3.0),
+    ],
+)
+def test_target_entropy_is_that_of_sigma_in_the_range_of_the_actor(actor, settings, want):
+    loss = FlashSACLoss(actor, tiny_critic(), **settings)
+    assert loss.target_entropy == pytest.approx(want)
+
+
+def test_a_policy_of_standard_deviation_sigma_has_about_the_target_entropy():
+    """Gymnasium's Humanoid: 17 actions of +-0.4; tanh takes 0.4 nats."""
+    actor = FlashSACActor(OBS, 17, hidden_dim=4, action_low=-0.4, action_high=0.4)
+    with torch.no_grad():
+        for head in (actor.mean_head, actor.std_head):
+            head.weight.zero_()
+        actor.std_head.bias.fill_(math.atanh((math.log(0.15) + 10.0) / 6.0 - 1.0))
+        _, info = actor(torch.zeros(20_000, OBS), training=False)
+    assert -info["log_prob"].mean().item() == pytest.approx(-24.1, abs=0.1)
+    target = FlashSACLoss(actor, FlashSACCritic(OBS, 17, hidden_dim=4)).target_entropy
+    assert target == pytest.approx(-23.7, abs=0.05)
+
+
+def test_temperature_does_not_depend_on_the_units_of_the_action():
+    """Rows end here: the entropy bonus of a next action is a density in the units of the action."""
+    alphas, regularised = [], []
+    for half in (1.0, 0.4):
+        actor = tiny_actor(action_low=-half, action_high=half)
+        loss = FlashSACLoss(actor, tiny_critic(), bc_alpha=0.5, alpha_init=0.1).to(torch.float64)
+        statistics = loss.critic.embedder.norm
+        statistics.running_mean[..., CRITIC_OBS:] *= half
+        statistics.running_var[..., CRITIC_OBS:] *= half**2
+        learner = FlashSACLearner(loss, lr=3e-2)
+        torch.manual_seed(0)
+        for seed in range(10):
+            batch = tiny_batch(dtype=torch.float64, seed=seed)
+            batch["action"] *= half
+            batch["next", "terminated"] = torch.ones(8, 1, dtype=torch.bool)
+            alpha = loss.alpha
+            metrics = learner.update(batch)
+            regularised.append((metrics["loss_actor"] + alpha * metrics["entropy"]).item())
+        alphas.append(loss.alpha.item())
+    assert regularised[0] == pytest.approx(regularised[10], rel=1e-3)
+    assert alphas[0] != pytest.approx(0.1, rel=0.05)
+    assert alphas[0] == pytest.approx(alphas[1], rel=1e-3)
 
 
 def test_an_actor_that_shares_parameters_with_the_critic_is_refused():

@@ -158,10 +158,15 @@ def test_log_std_is_squashed_to_minus_ten_and_two(raw):
     assert got.max() <= 2
 
 
-@pytest.mark.parametrize(("action_dim", "sigma"), [(1, 1.0), (12, 0.15)])
-def test_target_entropy_is_the_entropy_of_independent_normals(action_dim, sigma):
-    normal = torch.distributions.Normal(0.0, torch.full((action_dim,), sigma, dtype=torch.float64))
-    assert F.target_entropy(action_dim, sigma) == pytest.approx(normal.entropy().sum().item())
+@pytest.mark.parametrize(
+    ("sigma", "half_range"), [(1.0, [1.0]), (0.15, 12 * [1.0]), (0.15, 17 * [0.4]), (0.3, [2.0, 9])]
+)
+def test_target_entropy_is_the_entropy_of_independent_normals_in_their_ranges(sigma, half_range):
+    half = torch.tensor(half_range, dtype=torch.float64)
+    want = torch.distributions.Normal(0.0, sigma * half).entropy().sum().item()
+    assert F.target_entropy(len(half), sigma, half) == pytest.approx(want)
+    if len({*half_range}) == 1:
+        assert F.target_entropy(len(half), sigma, half_range[0]) == pytest.approx(want)
 
 
 @pytest.mark.parametrize("longest", [1, 5, 16])

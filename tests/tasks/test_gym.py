@@ -8,6 +8,8 @@ import torch
 
 import unilab
 from unilab import registry
+from unilab.conf.flashsac import FlashSACAlgoCfg, FlashSACParamsCfg
+from unilab.examples.train_flashsac import make_learner
 from unilab.tasks import SUITE_TASKS
 from unilab.tasks.suites.env import SuiteEnv
 
@@ -35,6 +37,19 @@ def reference(task: str, **changes: object):
     if name.endswith("-v4"):
         there.model.geom_margin[:] /= 2.0  # contacts of MuJoCo 3.3.3; see test_gym_v4.py
     return there
+
+
+@pytest.mark.parametrize("builder", [None, "reference.actors:PlainActor"])
+def test_training_aims_at_the_entropy_of_sigma_in_the_range_of_the_task(builder):
+    params = FlashSACParamsCfg(
+        actor_hidden_dim=8,
+        critic_hidden_dim=8,
+        compile=False,
+        actor_config=builder and {"builder": builder, "kwargs": {"low": -0.4, "high": 0.4}},
+    )
+    env = make("gym/Humanoid-v5")
+    learner = make_learner(FlashSACAlgoCfg(algo_params=params), env, "obs", torch.device("cpu"))
+    assert learner.loss.target_entropy == pytest.approx(-23.7, abs=0.05)
 
 
 def state(env: SuiteEnv, row: int) -> tuple[np.ndarray, np.ndarray]:

@@ -131,6 +131,9 @@ class FlashSACActor(nn.Module):
     ) -> Tensor:
         """Actions for a rollout; a row's noise is held for a zeta-distributed number of steps.
 
+        Each environment draws its own, also at its resets; the authors' code shares one count among
+        all environments and draws only when it is used up.
+
         Args:
             obs: ``[N, O]`` observations, a row for each environment.
             dones: ``[N]`` or ``[N, 1]`` bool, the environments that were just reset.

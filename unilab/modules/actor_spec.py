@@ -63,7 +63,7 @@ class FlashSACActorSpec:
 
 
 def action_range(action_spec: TensorSpec) -> dict[str, list[float]]:
-    """The range of an environment's actions, as the built-in actor takes it.
+    """The range of actions, as the built-in actor takes it.
 
     Args:
         action_spec: bounded actions ``[*, A]``, the same for every environment of a batch.
@@ -77,7 +77,7 @@ def action_range(action_spec: TensorSpec) -> dict[str, list[float]]:
     if not ((high - low).isfinite() & (low == low[0]) & (high == high[0])).all():
         raise ConfigError(
             f"action_spec must have finite bounds, the same for every environment, got "
-            f"{action_spec}: bound the actions, or pass action_low and action_high yourself"
+            f"{action_spec}: bound the actions, or state the range of the actor's yourself"
         )
     return {"action_low": low[0].tolist(), "action_high": high[0].tolist()}
 

@@ -12,11 +12,18 @@ import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from tensordict.nn import dispatch
 from torch import Tensor, nn
+from torchrl.data import TensorSpec
 from torchrl.objectives import LossModule
 from torchrl.objectives.utils import hold_out_net
 
 from unilab.errors import ActorContractError, ConfigError
-from unilab.modules import FlashSACCritic, FlashSACPolicy, actor_semantics
+from unilab.modules import (
+    FlashSACActor,
+    FlashSACCritic,
+    FlashSACPolicy,
+    action_range,
+    actor_semantics,
+)
 from unilab.modules.actor_contract import aux_losses_problem, tensor_problem
 from unilab.objectives import functional as F
 
@@ -30,12 +37,15 @@ class FlashSACLoss(LossModule):
 
     Keyword Args:
         gamma: discount of one step.
-        target_entropy: entropy in nats that the temperature steers to; by default the entropy of
-            independent normals of standard deviation ``target_entropy_sigma``.
-        target_entropy_sigma: see ``target_entropy``; used when that is ``None``.
+        target_entropy: entropy in nats of the actor's own actions that the temperature steers to;
+            by default :func:`~unilab.objectives.functional.target_entropy`.
+        target_entropy_sigma: standard deviation of that default, in actions scaled to [-1, 1].
+        action_spec: bounded actions ``[*, A]``, the range of a custom actor. The built-in actor
+            knows its own; without either the range is taken to be [-1, 1].
         alpha_init: initial temperature.
         min_alpha, max_alpha: bounds of the temperature; none by default.
-        bc_alpha: weight of the behaviour-cloning term of the actor's loss.
+        bc_alpha: weight of the behaviour-cloning term of the actor's loss, a squared distance of
+            actions scaled to [-1, 1].
 
     Minimise the sum of the ``loss_*`` entries: each parameter gets the gradient of its own loss
     only. ``SoftUpdate(loss, tau=0.01)`` moves the target critic's parameters; the target keeps its
@@ -123,6 +133,7 @@ class FlashSACLoss(LossModule):
 
     actor: Any  # a module of the actor contract
     critic: FlashSACCritic
+    _half_range: Tensor
     _target_critic: FlashSACCritic
 
     def __init__(
@@ -133,6 +144,7 @@ class FlashSACLoss(LossModule):
         gamma: float = 0.99,
         target_entropy: float | None = None,
         target_entropy_sigma: float = 0.15,
+        action_spec: TensorSpec | None = None,
         alpha_init: float = 0.01,
         min_alpha: float | None = None,
         max_alpha: float | None = None,
@@ -178,8 +190,19 @@ class FlashSACLoss(LossModule):
         self.gamma = gamma
         self.bc_alpha = bc_alpha
         self._log_alpha_bounds = [a and math.log(a) for a in (min_alpha, max_alpha)]
+        half_range = torch.ones(critic.action_dim)
+        if isinstance(actor, FlashSACActor):
+            half_range = actor.action_scale.detach().cpu()
+        elif action_spec is not None:
+            low, high = (torch.tensor(ends) for ends in action_range(action_spec).values())
+            half_range = 0.5 * (high - low)
+        if half_range.shape != (critic.action_dim,):
+            raise ConfigError(
+                f"action_spec must have {critic.action_dim} actions, as the critic, got "
+                f"{half_range.numel()}"
+            )
         if target_entropy is None:
-            target_entropy = F.target_entropy(critic.action_dim, target_entropy_sigma)
+            target_entropy = F.target_entropy(critic.action_dim, target_entropy_sigma, half_range)
         self.target_entropy = target_entropy
         self.actor = actor
         self.critic = critic
@@ -189,6 +212,7 @@ class FlashSACLoss(LossModule):
         self._modules["target_critic_params"] = nn.Module()
         self._has_update_associated["critic"] = False
         like = critic.support
+        self.register_buffer("_half_range", half_range.to(like), persistent=False)
         self.log_alpha = nn.Parameter(
             torch.tensor(math.log(alpha_init), device=like.device, dtype=like.dtype)
         )
@@ -314,7 +338,8 @@ class FlashSACLoss(LossModule):
             q = self.critic.value(self.critic(critic_obs, action, training=False)).amin(0)
         loss = _mean(self.alpha * log_prob - q, weight)
         if self.bc_alpha:
-            imitation = _mean((action - action_data).square().mean(-1), weight)
+            apart = (action - action_data) / self._half_range
+            imitation = _mean(apart.square().mean(-1), weight)
             loss = loss + self.bc_alpha * q.detach().abs().mean() * imitation
         return loss, {
             "entropy": -_mean(log_prob.detach(), weight),

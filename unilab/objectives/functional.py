@@ -35,9 +35,17 @@ __all__ = [
 ]
 
 
-def target_entropy(action_dim: int, sigma: float) -> float:
-    """Entropy in nats of ``A`` independent normals: ``0.5 * A * log(2 pi e sigma^2)``."""
-    return 0.5 * action_dim * math.log(2.0 * math.pi * math.e * sigma * sigma)
+def target_entropy(action_dim: int, sigma: float, half_range: Tensor | float = 1.0) -> float:
+    """Entropy in nats of ``A`` independent normals, each scaled to the range of its action.
+
+    ``0.5 * A * log(2 pi e sigma^2) + sum log(half_range)``.
+
+    Args:
+        sigma: standard deviation in actions that are scaled to [-1, 1].
+        half_range: ``(high - low) / 2`` of the actions, a number or ``[A]``.
+    """
+    scale = torch.as_tensor(half_range, dtype=torch.float64).expand(action_dim).log().sum().item()
+    return 0.5 * action_dim * math.log(2.0 * math.pi * math.e * sigma * sigma) + scale
 
 
 def target_support(

@@ -51,8 +51,8 @@ class FlashSACParamsCfg:
     max_alpha: Positive | None = None
     """Highest temperature; null: no bound."""
     target_entropy_sigma: float = 0.15
-    """Standard deviation of the Gaussian whose entropy is the target. Smaller: a more precise
-    policy that explores less."""
+    """Standard deviation, in actions scaled to [-1, 1], of the Gaussian whose entropy is the
+    target. Smaller: a more precise policy that explores less."""
     bc_alpha: float = 0.0
     """Weight of behaviour cloning in the actor's loss, to learn from demonstrations."""
     actor_update_period: int = 2

@@ -67,6 +67,7 @@ def make_learner(
         actor_update_period=params.actor_update_period,
         tau=params.tau,
         amp_dtype=params.amp_dtype,
+        allow_tf32=params.allow_tf32,
         compile=params.compile,
         use_whole_cycle_cuda_graph=params.use_whole_cycle_cuda_graph,
         actor_normalize_parameters=params.actor_normalize_parameters,

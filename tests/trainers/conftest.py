@@ -48,6 +48,7 @@ class Session:
         critic_dim: int = 8,
         v_max: float = 5.0,
         n_step: int = 1,
+        amp_dtype: str | None = None,
         device: torch.device | str = "cpu",
         actor: nn.Module | None = None,
         save_replay: bool = True,
@@ -64,7 +65,7 @@ class Session:
         loss = FlashSACLoss(self.actor, critic, gamma=0.9)
         loss.set_keys(critic_obs="obs")
         self.policy = FlashSACPolicy(self.actor)
-        self.learner = FlashSACLearner(loss, decay_steps=50)
+        self.learner = FlashSACLearner(loss, decay_steps=50, amp_dtype=amp_dtype)
         self.buffer = make_replay_buffer(
             1000, batch_size=16, device=device, n_step=n_step, gamma=0.9
         )

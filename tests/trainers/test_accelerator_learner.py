@@ -19,9 +19,9 @@ def on_cpu(state):
     return {path: value.cpu() for path, value in state.items()}
 
 
-@pytest.mark.parametrize("n_step", [1, 3])
-def test_training_gives_the_cpus_results_bit_for_bit(session, differing, accelerator, n_step):
-    here, there = session(n_step=n_step), session(n_step=n_step, device=DEVICE)
+@pytest.mark.parametrize("settings", [{}, {"n_step": 3}, {"amp_dtype": "bfloat16"}])
+def test_training_gives_the_cpus_results_bit_for_bit(session, differing, accelerator, settings):
+    here, there = session(**settings), session(**settings, device=DEVICE)
     for run in (here, there):
         torch.manual_seed(0)
         run.train(TICKS, save=False)

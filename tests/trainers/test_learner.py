@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
+from collections import defaultdict
+from functools import partial
 
 import pytest
 import torch
@@ -208,7 +211,7 @@ def test_state_round_trip_continues_bit_for_bit(tmp_path, stop):
     assert same(restored.state_dict(), learner.state_dict())
 
 
-def test_bfloat16_is_used_inside_the_linear_layers_alone():
+def test_bfloat16_is_used_inside_the_hidden_layers_alone():
     learner = FlashSACLearner(tiny_loss(), amp_dtype="bfloat16")
     seen: dict[str, set[torch.dtype]] = {}
 
@@ -247,14 +250,60 @@ def test_precision_auto_is_bfloat16_where_the_cpu_has_units_for_it(units, dtype,
     assert matmul_dtype(None, device=torch.device("cpu")) is None
 
 
-def test_precision_is_set_for_the_target_too_and_reset():
+class Interrupted(Exception):
+    pass
+
+
+def interrupt(parameters: list[nn.Parameter]) -> None:
+    raise Interrupted
+
+
+@pytest.mark.parametrize("sync", [None, interrupt])
+def test_heads_are_float32_always_and_hidden_layers_outside_updates(sync):
+    """Bit for bit those of a copy in float32, given the same inputs; the target's too."""
     loss = tiny_loss()
-    for amp_dtype, dtype in (("bfloat16", torch.bfloat16), (None, None)):
-        FlashSACLearner(loss, amp_dtype=amp_dtype)
-        for network in (loss.actor, loss.critic, loss.target_critic):
-            layers = [m for m in network.modules() if isinstance(m, UnitLinear)]
-            assert layers
-            assert all(layer.matmul_dtype is dtype for layer in layers)
+    copied, exact = copy.deepcopy(loss), defaultdict(set)
+
+    def compare(name, layer, inputs, output):
+        want = torch.func.functional_call(
+            copied.get_submodule(name), dict(layer.named_parameters()), inputs
+        )
+        exact[name].add(torch.equal(output, want))
+
+    for name, layer in loss.named_modules():
+        if isinstance(layer, UnitLinear):
+            layer.register_forward_hook(partial(compare, name))
+    learner, batch = FlashSACLearner(loss, amp_dtype="bfloat16", sync_gradients=sync), tiny_batch()
+    try:
+        learner.update(batch)
+    except Interrupted:
+        assert sync
+    assert ("_target_critic.head" in exact) is (sync is None)
+    for name, equal in exact.items():
+        assert equal == {name.endswith("head")}, name
+    exact.clear()
+    loss.qvalue_loss(batch)
+    assert {name.split(".")[0] for name in exact} == {"actor", "critic", "_target_critic"}
+    assert all(equal == {True} for equal in exact.values())
+
+
+@pytest.mark.parametrize("before", ["none", "ieee", "tf32"])
+@pytest.mark.parametrize("allow_tf32", [False, True])
+def test_tf32_is_allowed_in_updates_alone(before, allow_tf32):
+    """PyTorch's setting is one for the whole process."""
+    cuda, seen = torch.backends.cuda.matmul, set()
+    cuda.fp32_precision = before
+    try:
+        learner = FlashSACLearner(
+            tiny_loss(),
+            allow_tf32=allow_tf32,
+            sync_gradients=lambda _: seen.add(cuda.fp32_precision),
+        )
+        learner.update(tiny_batch())
+        assert seen == {"tf32" if allow_tf32 else before}
+        assert cuda.fp32_precision == before
+    finally:
+        cuda.fp32_precision = "none"
 
 
 @pytest.mark.parametrize(

@@ -37,14 +37,16 @@ class OutsideActor(nn.Module):
         self.inner.normalize_parameters()
 
 
-def learner(*, compile: bool) -> FlashSACLearner:
-    return FlashSACLearner(FlashSACLoss(OutsideActor(), tiny_critic()), compile=compile)
+def learner(**settings: object) -> FlashSACLearner:
+    return FlashSACLearner(FlashSACLoss(OutsideActor(), tiny_critic()), **settings)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
-def test_compiled_updates_are_the_eager_ones_and_compile_once():
-    eager, compiled = learner(compile=False), learner(compile=True)
+@pytest.mark.parametrize("amp_dtype", [None, "bfloat16"])
+def test_compiled_updates_are_the_eager_ones_and_compile_once(amp_dtype):
+    torch._dynamo.reset()
+    eager, compiled = (learner(amp_dtype=amp_dtype, compile=on) for on in (False, True))
     for update in range(4):
         metrics = []
         for one in (eager, compiled):

@@ -33,9 +33,11 @@ def saved(session):
     return run
 
 
-@pytest.mark.parametrize("custom", [False, True])
-def test_c25_a_run_or_checkpoint_gives_the_ready_actor(session, tmp_path, custom):
-    run = session(actor=plain(low=-0.5) if custom else None)
+@pytest.mark.parametrize(
+    ("custom", "amp_dtype"), [(False, None), (False, "bfloat16"), (True, None)]
+)
+def test_c25_a_run_or_checkpoint_gives_the_ready_actor(session, tmp_path, custom, amp_dtype):
+    run = session(actor=plain(low=-0.5) if custom else None, amp_dtype=amp_dtype)
     run.train(12, checkpoint_interval=24)
     want = run.actor.explore(OBS, deterministic=True)
     for path in (tmp_path, str(run.checkpointer.latest())):

@@ -45,7 +45,8 @@ class UnitLinear(nn.Module):
         lead = _lead(num_members)
         self.weight = nn.Parameter(torch.empty(*lead, out_features, in_features, device=device))
         self.bias = nn.Parameter(torch.zeros(*lead, out_features, device=device)) if bias else None
-        #: dtype of the matrix product only; ``None`` keeps the parameters' dtype.
+        #: dtype of the matrix product only; ``None`` keeps the parameters' dtype, as it is but
+        #: for hidden layers during an update.
         self.matmul_dtype: torch.dtype | None = None
         with torch.no_grad():
             for member in self.weight.view(-1, out_features, in_features).unbind():

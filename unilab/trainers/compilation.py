@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import CudaGraphModule
-from torch import Tensor
+from torch import Tensor, nn
 from torch._dynamo.exc import TorchDynamoException
 
 from unilab.errors import ConfigError, first_line
+from unilab.modules.layers import Block, Embedder, UnitLinear
 from unilab.objectives import FlashSACLoss
 
 Step = Callable[[TensorDictBase], dict[str, Tensor]]
@@ -22,7 +24,7 @@ BF16_UNITS = ("amx_bf16", "avx512_bf16")
 
 
 def matmul_dtype(amp_dtype: str | None, *, device: torch.device) -> torch.dtype | None:
-    """The dtype in which linear layers multiply; None keeps the parameters' dtype.
+    """The dtype in which hidden layers multiply; None keeps the parameters' dtype.
 
     ``"auto"`` is bfloat16 on a CPU that has units for it, where training is as good and faster.
     """
@@ -32,6 +34,42 @@ def matmul_dtype(amp_dtype: str | None, *, device: torch.device) -> torch.dtype 
         has = torch.cpu.get_capabilities() if device.type == "cpu" else {}
         amp_dtype = "bfloat16" if any(has.get(unit, False) for unit in BF16_UNITS) else None
     return torch.bfloat16 if amp_dtype else None
+
+
+@contextmanager
+def product_precision(
+    networks: nn.Module, dtype: torch.dtype | None, *, allow_tf32: bool
+) -> Iterator[None]:
+    """Reduced precision of matrix products inside; layers and PyTorch's settings are restored.
+
+    Args:
+        dtype: of the products in embedders and blocks; None keeps the parameters' dtype. Heads and
+            everything else keep it always.
+        allow_tf32: PyTorch's setting of that name for CUDA's float32 products. False does not
+            touch it.
+    """
+    hidden = [
+        layer
+        for part in (networks.modules() if dtype else ())
+        if isinstance(part, Embedder | Block)
+        for layer in part.children()
+        if isinstance(layer, UnitLinear)
+    ]
+    cuda = torch.backends.cuda.matmul
+    before = cuda.fp32_precision
+    set_tf32 = allow_tf32 and before != "tf32"
+    try:
+        for layer in hidden:
+            layer.matmul_dtype = dtype
+        if set_tf32:
+            cuda.allow_tf32 = True  # sets fp32_precision as well; Inductor needs both to agree
+        yield
+    finally:
+        for layer in hidden:
+            layer.matmul_dtype = None
+        if set_tf32:
+            cuda.allow_tf32 = False
+            cuda.fp32_precision = before
 
 
 def use_cuda_graph(wanted: bool | None, *, device: torch.device, custom: bool) -> bool:

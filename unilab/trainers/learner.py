@@ -19,10 +19,17 @@ from torchrl.objectives import SoftUpdate
 
 from unilab.errors import ActorContractError, CheckpointError, ConfigError, NonFiniteError
 from unilab.modules import actor_semantics
-from unilab.modules.layers import UnitLinear, check_at_least
+from unilab.modules.layers import check_at_least
 from unilab.objectives import FlashSACLoss
 from unilab.objectives.functional import learning_rate
-from unilab.trainers.compilation import CompiledOrEager, Step, capture, matmul_dtype, use_cuda_graph
+from unilab.trainers.compilation import (
+    CompiledOrEager,
+    Step,
+    capture,
+    matmul_dtype,
+    product_precision,
+    use_cuda_graph,
+)
 from unilab.trainers.slow_updates import SlowUpdates
 from unilab.trainers.state_check import moments_problem, semantics_problem, state_problem
 
@@ -62,6 +69,7 @@ class FlashSACLearner:
         actor_update_period: int = 2,
         tau: float = 0.01,
         amp_dtype: str | None = None,
+        allow_tf32: bool = False,
         compile: bool = False,
         use_whole_cycle_cuda_graph: bool | None = None,
         actor_normalize_parameters: bool = True,
@@ -85,12 +93,10 @@ class FlashSACLearner:
                 "normalize_parameters do nothing instead"
             )
         device = loss.log_alpha.device
-        precision = matmul_dtype(amp_dtype, device=device)
+        dtype = matmul_dtype(amp_dtype, device=device)
         use_graph = use_cuda_graph(use_whole_cycle_cuda_graph, device=device, custom=custom)
-        for layer in loss.modules():
-            if isinstance(layer, UnitLinear):
-                layer.matmul_dtype = precision
         self.loss = loss
+        self._precision = partial(product_precision, loss, dtype, allow_tf32=allow_tf32)
         self.actor_update_period = actor_update_period
         self.update_count = 0
         self._on_cpu, self._slow_updates = device.type == "cpu", SlowUpdates()
@@ -154,7 +160,7 @@ class FlashSACLearner:
             device is not synchronised, but for a look at ``q_clipped`` in every 1000th update.
         """
         began = time.perf_counter()
-        with timeit("update"):
+        with timeit("update"), self._precision():
             if self.update_count % self.actor_update_period == 0:
                 self._actor_metrics = self._actor_step(tensordict)
                 self._schedules["actor"].step()

@@ -60,8 +60,11 @@ class FlashSACParamsCfg:
     compile: bool = True
     """``torch.compile`` the critic's part of an update; eager, with a warning, where that fails."""
     amp_dtype: Literal["bfloat16", "auto"] | None = None
-    """Precision of matrix products; auto: bfloat16 on a CPU with units for it (AMX, AVX512_BF16);
-    null: float32."""
+    """Precision of the hidden layers' matrix products in updates; auto: bfloat16 on a CPU with
+    units for it (AMX, AVX512_BF16); null: float32. Heads and acting are always float32."""
+    allow_tf32: bool = False
+    """Whether float32 products of updates may use TF32 on an NVIDIA GPU, for speed (not measured).
+    False leaves PyTorch's setting, which is off by default."""
     actor_config: dict[str, Any] | None = None
     """An actor of your own, ``{builder: "pkg.module:callable", kwargs: {...}}``; null: the built-in
     actor."""

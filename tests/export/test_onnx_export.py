@@ -12,11 +12,13 @@ import onnxruntime
 import pytest
 import torch
 from export.conftest import METADATA
+from reference.tiny import tiny_batch, tiny_loss
 from torch import nn
 
 from unilab.errors import ActorContractError, CapabilityError, CheckpointError, ConfigError
 from unilab.export import export_onnx
 from unilab.modules import FlashSACActorSpec, build_actor
+from unilab.trainers import FlashSACLearner
 
 
 def run(path: Path, obs: torch.Tensor) -> torch.Tensor:
@@ -75,6 +77,13 @@ def test_a_custom_actor_is_exported_and_left_as_it_was(tmp_path):
     obs = torch.randn(9, 5)
     expected = actor.explore(obs, deterministic=True)
     torch.testing.assert_close(run(tmp_path / "p.onnx", obs), expected, atol=1e-5, rtol=0.0)
+
+
+@pytest.mark.slow
+def test_an_actor_is_exported_after_an_update_in_bfloat16(tmp_path):
+    loss = tiny_loss()
+    FlashSACLearner(loss, amp_dtype="bfloat16").update(tiny_batch())
+    assert export_onnx(loss.actor, tmp_path / "p.onnx").max_abs_diff <= 1e-5
 
 
 class Exporting(nn.Module):

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 from reference.tiny import ACTION, OBS, tiny_actor
 from tensordict import TensorDict
-from torchrl.envs import InitTracker, PendulumEnv, TransformedEnv
-from torchrl.envs.utils import ExplorationType, set_exploration_type
+from torch import Tensor
+from torchrl.envs import (
+    EnvBase,
+    InitTracker,
+    PendulumEnv,
+    SerialEnv,
+    StepCounter,
+    TransformedEnv,
+    UnsqueezeTransform,
+)
+from torchrl.envs.utils import ExplorationType, set_exploration_type, step_mdp
 
+import unilab
 from unilab.errors import ConfigError
 from unilab.modules import FlashSACActor, FlashSACPolicy
 
@@ -51,18 +59,67 @@ def test_noise_is_redrawn_where_the_first_of_is_init_and_done_says_so(keys):
     assert torch.equal((actor._noise == before).all(-1), ~reset.squeeze(-1))
 
 
-def test_exploring_an_environment_without_init_tracker_is_refused():
-    """Whose ``done`` is False again after a reset, so that noise would run across episode ends."""
-    env, policy = PendulumEnv(), FlashSACPolicy(FlashSACActor(1, 1), obs_key="th")
-    for made, type_ in itertools.product((env, TransformedEnv(env, InitTracker())), KINDS):
-        data = made.reset()
-        data["th"] = data["th"].unsqueeze(-1)
-        with set_exploration_type(type_):
-            if made is env and type_ is ExplorationType.RANDOM:
-                with pytest.raises(ConfigError, match="InitTracker"):
-                    policy(data)
-            else:
-                assert policy(data)["action"].shape == (1,)
+class Recording(FlashSACActor):
+    """Notes which rows it is told were reset."""
+
+    def explore(self, obs: Tensor, dones: Tensor | None = None, deterministic: bool = False):
+        assert dones is not None
+        self.__dict__.setdefault("told", []).append(dones.tolist())
+        return super().explore(obs, dones, deterministic)
+
+
+def pendulum(episode: int) -> EnvBase:
+    env = TransformedEnv(PendulumEnv(), StepCounter(episode))
+    return env.append_transform(UnsqueezeTransform(-1, in_keys=["th"], out_keys=["obs"]))
+
+
+def rolled_out(env: EnvBase, policy: FlashSACPolicy) -> list[Tensor]:
+    data = [env.rollout(steps, policy, break_when_any_done=False) for steps in (7, 2)]
+    return [done for each in data for done in each["next", "done"].unbind(-2)]
+
+
+def stepped(env: EnvBase, policy: FlashSACPolicy) -> list[Tensor]:
+    done = []
+    for steps in (7, 2):
+        data = env.reset()
+        for _ in range(steps):
+            data = env.step(policy(data))
+            done.append(data["next", "done"])
+            data = env.maybe_reset(step_mdp(data))
+    return done
+
+
+@pytest.mark.parametrize("tracked", [False, True])
+@pytest.mark.parametrize("kind", KINDS[:2])
+@pytest.mark.parametrize("run", [rolled_out, stepped])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: pendulum(3),
+        lambda: SerialEnv(2, [lambda: pendulum(3), lambda: pendulum(4)]),
+        lambda: unilab.make("pendulum_swingup", num_envs=2, overrides={"episode_length_s": 0.06}),
+    ],
+)
+def test_the_actor_is_told_of_every_reset_with_and_without_init_tracker(make, run, kind, tracked):
+    env = make()
+    width = env.observation_spec["obs"].shape[-1]
+    actor = Recording(width, 1, hidden_dim=4, num_blocks=1)
+    if tracked:
+        env = TransformedEnv(env, InitTracker())
+    with set_exploration_type(kind):
+        done = torch.stack(run(env, FlashSACPolicy(actor))).reshape(9, -1)
+    want = done.roll(1, 0)
+    want[[0, 7]] = True  # rollouts begin
+    assert done[:7].any()
+    assert torch.equal(torch.tensor(actor.told), want)
+
+
+def test_exploring_on_copies_of_an_environments_data_needs_init_tracker():
+    env, policy = pendulum(5), FlashSACPolicy(FlashSACActor(1, 1, hidden_dim=4))
+    with set_exploration_type(ExplorationType.RANDOM):
+        data = env.step(policy(env.reset()).clone())
+        with pytest.raises(ConfigError, match="InitTracker"):
+            policy(step_mdp(data))
 
 
 @pytest.mark.parametrize("batch_size", [[], [4], [2, 3]])

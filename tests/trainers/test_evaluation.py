@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from threading import Lock
+
 import pytest
 import torch
+from tensordict import TensorDict
+from torch import Tensor
 from torchrl.envs import PendulumEnv
+from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 import unilab
 from unilab.errors import ConfigError
@@ -30,14 +35,45 @@ def test_the_first_episode_of_each_environment_counts(session):
     assert "Eval/Episode_Reward/upright" in metrics
 
 
-def test_evaluation_does_not_change_random_generator_and_exploration(session):
-    run = session()
-    evaluate = Evaluator(session(seed=1).env, run.policy, max_steps=5)
-    run.actor.explore(torch.zeros(4, 3))
-    noise, rng = run.actor._noise.clone(), torch.get_rng_state()
-    evaluate()
-    assert torch.equal(run.actor._noise, noise)
-    assert torch.equal(torch.get_rng_state(), rng)
+class Recurrent(FlashSACActor):
+    """Keeps a trace of its observations, a count and what cannot be copied."""
+
+    def explore(self, obs: Tensor, dones: Tensor | None = None, deterministic: bool = False):
+        if not hasattr(self, "trace"):
+            self.trace, self.steps, self.lock = [torch.zeros_like(obs)], {"n": 0}, Lock()
+            self.register_buffer("count", torch.zeros(()), persistent=False)
+        if dones is not None and dones.all():
+            self.trace[0] = torch.zeros_like(obs)
+        elif dones is not None:
+            self.trace[0][dones.reshape(-1)] = 0.0
+        self.trace[0].add_(obs)
+        self.count.add_(1)
+        self.steps["n"] += 1
+        self.latent = self.mean_head.weight.sum()  # of a graph
+        offset = 0.01 * (self.trace[0].sum(-1, keepdim=True) + self.count + self.steps["n"])
+        return (super().explore(obs, dones, deterministic) + offset).clamp(-1.0, 1.0)
+
+
+@pytest.mark.parametrize("kind", [FlashSACActor, Recurrent])
+def test_training_acts_after_an_evaluation_as_it_would_have_without(kind):
+    obs, told = torch.randn(3, 6, 3), torch.tensor([[True], [False]] * 3)
+
+    def act(evaluations: int) -> Tensor:
+        torch.manual_seed(0)
+        actor = kind(3, 1, 8)
+        policy = FlashSACPolicy(actor)
+        env = unilab.make("pendulum_swingup", num_envs=4, seed=0)
+        evaluate = Evaluator(env, policy, max_steps=3)
+        with torch.enable_grad(), set_exploration_type(ExplorationType.RANDOM):
+            actions = []
+            for each in obs:
+                data = TensorDict({"obs": each, "is_init": told}, [6])
+                actions.append(policy(data)["action"])
+                scores = {evaluate()["Eval/return"] for _ in range(evaluations)}
+                assert len(scores) <= 1  # each begins with a fresh state
+        return torch.stack(actions)
+
+    assert torch.equal(act(2), act(0))
 
 
 def test_every_evaluation_begins_the_same_episodes():

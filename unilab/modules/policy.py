@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from tensordict import NestedKey, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
-from torch import nn
+from torch import Tensor, nn
 from torchrl.envs.utils import ExplorationType, exploration_type
 
 from unilab.errors import ConfigError
+
+_CONTINUES = "_continues"
 
 
 class FlashSACPolicy(TensorDictModuleBase):
     """Writes the actor's action for a rollout; the actor stays the instance that is optimised.
 
     Follows TorchRL's :class:`~torchrl.envs.utils.set_exploration_type`: ``RANDOM`` explores with
-    held noise, any other type gives ``transform(mean)``. Noise is redrawn where ``is_init`` says
-    that a row was just reset: an environment needs :class:`~torchrl.envs.InitTracker` to explore.
-    In a loop of your own without ``is_init``, ``done`` says so.
+    held noise, any other type gives ``transform(mean)``. The actor is told which rows were just
+    reset: those of ``is_init``, if :class:`~torchrl.envs.InitTracker` writes it. Without it they
+    are the rows that ended in the step before, and every row of a rollout's first step; for that
+    the policy writes ``_continues`` beside the action, and must get the TensorDict that the
+    environment steps. In data without an environment's flags, ``done`` marks them.
 
     Examples:
         >>> import torch
@@ -36,6 +41,7 @@ class FlashSACPolicy(TensorDictModuleBase):
         self.actor: Any = actor
         self.in_keys = [obs_key]
         self.out_keys = [action_key]
+        self._last: TensorDictBase | None = None
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Read the observation ``[*, O]``, write the action ``[*, A]``."""
@@ -43,13 +49,10 @@ class FlashSACPolicy(TensorDictModuleBase):
         explores = exploration_type() is ExplorationType.RANDOM
         reset = tensordict.get("is_init", None)
         if reset is None:
-            if explores and "terminated" in tensordict:
-                # An environment's flags, which its reset has cleared.
-                raise ConfigError(
-                    "is_init must be in the data of an environment to explore, or noise would run "
-                    "on across episode ends: use TransformedEnv(env, InitTracker()) of torchrl.envs"
-                )
-            reset = tensordict.get("done", None)
+            if "terminated" in tensordict:  # an environment's flags, which its reset has cleared
+                reset = self._begun(tensordict, explores)
+            else:
+                reset = tensordict.get("done", None)
         action = self.actor.explore(
             obs.reshape(-1, obs.shape[-1]),
             dones=None if reset is None else reset.reshape(-1),
@@ -57,3 +60,23 @@ class FlashSACPolicy(TensorDictModuleBase):
         )
         tensordict.set(self.out_keys[0], action.reshape(*obs.shape[:-1], action.shape[-1]))
         return tensordict
+
+    def _begun(self, tensordict: TensorDictBase, explores: bool) -> Tensor:
+        """``[*, 1]`` bool, the rows whose episodes begin here."""
+        last, self._last = self._last, tensordict
+        done = tensordict.get("terminated")
+        # TorchRL carries it from step to step; a reset of some rows clears theirs, one of all rows
+        # leaves it, and the data of a new rollout lack it.
+        continues = tensordict.get(_CONTINUES, None)
+        tensordict.set(_CONTINUES, torch.ones_like(done, dtype=torch.bool))
+        if continues is None:
+            return torch.ones_like(done, dtype=torch.bool)
+        ended = None if last is None else last.get(("next", "done"), None)  # written by the step
+        if ended is not None:
+            return ended | ~continues
+        if explores and last is not tensordict:
+            raise ConfigError(
+                "is_init must be in the data to explore where the environment steps a copy of what "
+                "the policy gets: use TransformedEnv(env, InitTracker()) of torchrl.envs"
+            )
+        return ~continues

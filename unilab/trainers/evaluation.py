@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from tensordict.nn import TensorDictModuleBase
+from torch import nn
 from torchrl.checkpoint import GlobalRNGState
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type
@@ -22,7 +26,8 @@ class Evaluator:
 
     Args:
         env: environment, batched ``[N]`` or single, that training does not use.
-        policy: follows TorchRL's exploration type; the deterministic action is taken.
+        policy: follows TorchRL's exploration type; the deterministic action is taken. What its
+            modules keep between steps, such as noise or a recurrent state, is set back afterwards.
         max_steps: longest episode in control steps; the environment's ``max_episode_length`` by
             default.
         trained: the training environment, whose curriculum stage each evaluation copies.
@@ -72,7 +77,11 @@ class Evaluator:
         generators = GlobalRNGState()
         before = generators.state_dict()
         try:
-            with torch.no_grad(), set_exploration_type(ExplorationType.DETERMINISTIC):
+            with (
+                torch.no_grad(),
+                set_exploration_type(ExplorationType.DETERMINISTIC),
+                _separate_state(self.policy),
+            ):
                 metrics = self._first_episodes()
         finally:
             generators.load_state_dict(before)
@@ -103,3 +112,23 @@ class Evaluator:
             "Eval/episode_length": length.mean().item(),
             "Eval/terminated": terminated.float().mean().item(),
         }
+
+
+@contextmanager
+def _separate_state(policy: Any) -> Iterator[None]:
+    """Runs a policy on copies of its buffers and attributes; parameters and modules stay."""
+    modules = list(policy.modules()) if isinstance(policy, nn.Module) else []
+    memo = {id(each): each for module in modules for each in (module, *module.parameters())}
+    kept = [(module, dict(vars(module))) for module in modules]
+    for module, attributes in kept:
+        for name, value in attributes.items():
+            try:
+                module.__dict__[name] = copy.deepcopy(value, memo)
+            except Exception:  # a lock or a tensor of a graph: it stays shared
+                continue
+    try:
+        yield
+    finally:
+        for module, attributes in kept:
+            module.__dict__.clear()
+            module.__dict__.update(attributes)

@@ -77,7 +77,7 @@ def test_c01_c02_from_config_refuses_other_keys_and_other_paths(config, name):
         ("no_such_package:Actor", "no_such_package", ModuleNotFoundError),
         ("reference.actors:PlainActr", "'PlainActr'", AttributeError),
         ("reference.actors:raising", "RuntimeError: no weights here", RuntimeError),
-        ("reference.actors:not_callable", "callable", TypeError),
+        ("reference.actors:not_callable", "class or a function, got 3", None),
         ("reference.actors:no_module", "dict", None),
     ],
 )

@@ -33,6 +33,26 @@ def saved(session):
     return run
 
 
+def test_c02_a_played_checkpoint_names_what_it_imports_and_calls_builders_only(
+    session, tmp_path, monkeypatch, capsys
+):
+    notes, module = tmp_path / "notes.txt", tmp_path / "noisy.py"
+    notes.write_text("kept")
+    module.write_text("print('imported')\ndef make(**kwargs): print('called')")
+    monkeypatch.syspath_prepend(tmp_path)
+    actor = plain()
+    for builder in ("logging:basicConfig", "noisy:make"):
+        kwargs = {"filename": str(notes), "filemode": "w"}
+        actor._built_as = {**actor._built_as, "builder": builder, "kwargs": kwargs}
+        run = session(actor=actor)
+        run.checkpointer.save(Counters(frames=1))
+        with pytest.raises(ActorContractError, match=builder):
+            load_play_actor(tmp_path)
+        assert notes.read_text() == "kept"
+    said = capsys.readouterr().out.split()
+    assert said == ["Actor", "logging:basicConfig", "Actor", "noisy:make", "imported"]
+
+
 @pytest.mark.parametrize(
     ("custom", "amp_dtype"), [(False, None), (False, "bfloat16"), (True, None)]
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-import pkgutil
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from torch.nn.parameter import is_lazy
 from torchrl.checkpoint import GlobalRNGState
 
 from unilab.errors import ActorContractError
+from unilab.modules.actor_builder import import_builder
 from unilab.modules.actor_spec import BUILT_IN, FlashSACActorSpec, record_build
 
 #: rows of the trial batch; batch statistics need more than one.
@@ -38,17 +38,18 @@ def build_actor(
 ) -> nn.Module:
     """Builds and validates the actor of a spec, built-in or custom.
 
-    :func:`~unilab.modules.actor_semantics` of the actor has the spec.
+    A builder is a class of ``nn.Module``, or a function that is annotated to return one; nothing of
+    Python, PyTorch or another library under unilab. :func:`~unilab.modules.actor_semantics` of the
+    actor has the spec.
     """
     kwargs = spec.to_dict()["kwargs"]  # a copy, which the builder may change
+    builder = import_builder(spec.builder)
     try:
-        builder = pkgutil.resolve_name(spec.builder)
         actor = builder(obs_dim=obs_dim, action_dim=action_dim, device=device, **kwargs)
     except Exception as error:  # third-party code may raise anything
         raise ActorContractError(
-            f"actor builder {spec.builder!r} raised {type(error).__name__}: {error}; it must be "
-            f"importable in every training process and take obs_dim={obs_dim}, action_dim="
-            f"{action_dim}, device={device} and kwargs={spec.kwargs}"
+            f"actor builder {spec.builder!r} raised {type(error).__name__}: {error}; it must take "
+            f"obs_dim={obs_dim}, action_dim={action_dim}, device={device} and kwargs={spec.kwargs}"
         ) from error
     validate_actor(actor, obs_dim=obs_dim, action_dim=action_dim)
     if spec.builder != BUILT_IN:  # which records its arguments, defaults included, itself

@@ -30,7 +30,8 @@ class FlashSACActorSpec:
 
     builder: str
     """Dotted path ``pkg.module:callable`` or ``pkg.module.callable``; it is called as
-    ``builder(obs_dim=..., action_dim=..., device=..., **kwargs)`` and returns the actor."""
+    ``builder(obs_dim=..., action_dim=..., device=..., **kwargs)`` and returns the actor. A class of
+    ``nn.Module``, or a function that is annotated to return one."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Arguments of the builder: JSON values."""
 

@@ -10,6 +10,8 @@ from torch import nn
 
 from unilab.errors import CheckpointError
 from unilab.modules import FlashSACActorSpec, actor_semantics, build_actor
+from unilab.modules.actor_spec import BUILT_IN
+from unilab.output import say
 from unilab.record import RunFolder
 from unilab.trainers.checkpoint import newest, read_identity, read_states
 from unilab.trainers.state_check import differences, semantics_problem, state_problem
@@ -21,7 +23,9 @@ _TRIES = 10
 def load_play_actor(run_or_checkpoint: str | Path) -> nn.Module:
     """Builds the actor of a run with its recorded builder and loads its weights.
 
-    The builder that the checkpoint names is imported and called: play only files of known origin.
+    The module of the builder that the checkpoint names is imported, which runs its code: its name
+    is printed first. The builder is called if it is one by the rules of
+    :func:`~unilab.modules.build_actor`: nothing of Python, PyTorch and the like.
 
     Args:
         run_or_checkpoint: a run's folder, whose newest checkpoint is taken, or one checkpoint.
@@ -75,6 +79,8 @@ def _actor(path: Path) -> nn.Module:
     state = read_states(path, ["learner"])["learner"]
     state = state if isinstance(state, Mapping) else {}
     _check_semantics(path, state.get("actor_semantics"), semantics)
+    if semantics["builder"] != BUILT_IN:
+        say(f"Actor        {semantics['builder']}")
     actor = build_actor(
         FlashSACActorSpec(builder=semantics["builder"], kwargs=semantics["kwargs"]),
         obs_dim=semantics["obs_dim"],

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -16,6 +16,7 @@ from unilab.conf.flashsac import FlashSACCfg
 from unilab.conf.training_command import hydra_main
 from unilab.errors import CheckpointError, ConfigError
 from unilab.record import RunFolder
+from unilab.tasks import SUITE_TASKS
 
 
 @pytest.fixture
@@ -32,6 +33,7 @@ def test_every_task_composes_for_its_environment():
     for task in registry.names():
         cfg = compose([f"task={task}"])
         assert cfg.task == task
+        assert task not in SUITE_TASKS or cfg.algo.algo_params.lr_decay_steps == 1_000_000
         registry.factory(task, num_envs=cfg.algo.num_envs, overrides=cfg.env)
 
 
@@ -41,6 +43,30 @@ def test_defaults_are_the_dataclasses_the_go2s_and_the_suites():
     assert cfg.training == FlashSACCfg(task="x").training
     cfg = compose(["task=gym/Ant-v5"])
     assert (cfg.algo.num_envs, cfg.algo.gamma, cfg.training.eval_num_envs) == (1, 0.99, 10)
+    assert cfg.algo.algo_params.lr_decay_steps == cfg.algo.total_frames == 1_000_000
+
+
+@pytest.mark.parametrize("task", ["gym/HalfCheetah-v4", "gym/Hopper-v4"])
+def test_tasks_of_published_curves_run_and_evaluate_as_those_did(task):
+    cfg = compose([f"task={task}"])
+    assert (cfg.task, cfg.algo.total_frames, cfg.training.eval_num_envs) == (task, 100_000, 50)
+    algo = cfg.algo
+    assert (algo.num_envs, algo.batch_size, algo.algo_params.amp_dtype) == (1, 512, None)
+    assert algo.algo_params.lr_decay_steps == 1_000_000
+
+
+@pytest.mark.parametrize("task", ["go2_velocity_flat", "pendulum_swingup", "gym/Ant-v4"])
+def test_massively_parallel_composes_with_a_task(task):
+    alone = compose([f"task={task}"])
+    cfg = compose([f"+task={task}", "+preset=massively_parallel", "algo.batch_size=4096"])
+    algo, paper = cfg.algo, FlashSACCfg(task="x").algo.algo_params
+    assert (algo.num_envs, algo.batch_size, algo.updates_per_step) == (1024, 4096, 2)
+    assert (algo.replay_capacity, algo.learning_starts) == (10_000_000, 100_000)
+    assert algo.algo_params == replace(paper, lr_decay_steps=alone.algo.algo_params.lr_decay_steps)
+    assert (algo.gamma, algo.n_step) == (alone.algo.gamma, alone.algo.n_step)
+    assert 0.97 <= algo.gamma <= 0.99
+    assert 1 <= algo.n_step <= 3
+    assert (cfg.training, cfg.env) == (alone.training, alone.env)
 
 
 def test_registered_task_composes_with_its_own_settings(monkeypatch):
@@ -77,6 +103,7 @@ def test_overrides_reach_every_level():
     [
         ("task=pendulum_swing", "pendulum_swingup"),
         ("tsak=pendulum_swingup", "task"),
+        ("preset=massive", "preset.*massively_parallel"),
         ("algo.num_env=2", r"algo\.num_env.*num_envs"),
         ("+algo.num_env=2", r"algo\.num_env.*num_envs"),
         ("algo.gamma.x=1", r"algo\.gamma"),
@@ -102,7 +129,10 @@ def test_resuming_takes_the_settings_of_the_run_and_changes_on_top(run):
     assert cfg.env == {"x": {"y": 1}}
 
 
-@pytest.mark.parametrize("override", ["task=cartpole_swingup", "training.run_dir=elsewhere"])
+@pytest.mark.parametrize(
+    "override",
+    ["task=cartpole_swingup", "preset=massively_parallel", "training.run_dir=elsewhere"],
+)
 def test_task_and_folder_of_a_resumed_run_stay(run, override):
     assert compose([f"training.resume={run.path}", "task=pendulum_swingup"]).algo.num_envs == 8
     with pytest.raises(ConfigError, match=override.partition("=")[0]):

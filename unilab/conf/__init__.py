@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from unilab import registry
 from unilab.checks import build, refuse_removed
 from unilab.conf.algorithms import algorithm, register_algorithm
-from unilab.errors import CheckpointError, ConfigError, first_line
+from unilab.errors import CheckpointError, ConfigError, did_you_mean, first_line
 from unilab.record import RunFolder
 from unilab.tasks import SUITE_TASKS
 
@@ -78,12 +79,17 @@ def prepare(overrides: Sequence[str], cfg: type, *, own_files: bool = False) -> 
     for text in overrides:
         override = _parsed(text)
         key = override.key_or_group
-        if key == "task" and not own_files and not override.is_sweep_override():
-            registry.describe(str(override.value()))
-        may_add = key != "task" and "/" not in key and key.partition(".")[0] != "hydra"
+        if not own_files and not override.is_sweep_override():
+            if key == "task":
+                registry.describe(str(override.value()))
+            elif key == "preset" and override.value() is not None:
+                _check_preset(str(override.value()), cfg)
+        file = key in ("task", "preset")
+        may_add = not file and "/" not in key and key.partition(".")[0] != "hydra"
         if may_add and override.is_delete():
             raise ConfigError(f"{text} must be key=value: no setting can be removed")
-        prepared.append(f"++{text.lstrip('+')}" if may_add else text)
+        typed = text.lstrip("+") if may_add or file else text
+        prepared.append(f"++{typed}" if may_add else typed)
     return prepared
 
 
@@ -120,8 +126,7 @@ def _store(cfg: type) -> str:
     defaults = asdict(cfg(task=""))
     del defaults["task"]
     store.store("settings", defaults, package="_global_")
-    package = cfg.__module__
-    folder = files(package) / "task" if hasattr(sys.modules[package], "__path__") else None
+    folder = _folder(cfg, "task")
     for name in registry.names():
         if folder is None or not (folder / f"{name}.yaml").is_file():
             settings: dict[str, Any] = {**registry.training_settings(name), "task": name}
@@ -129,7 +134,22 @@ def _store(cfg: type) -> str:
                 settings["defaults"] = ["/task/suite", "_self_"]
             group, _, option = f"task/{name}".rpartition("/")
             store.store(option, settings, group=group, package="_global_")
-    return "" if folder is None else f"pkg://{package}"
+    return "" if folder is None else f"pkg://{cfg.__module__}"
+
+
+def _folder(cfg: type, group: str) -> Traversable | None:
+    """Where the package of an algorithm's settings may hold files of a group."""
+    package = cfg.__module__
+    return files(package) / group if hasattr(sys.modules[package], "__path__") else None
+
+
+def _check_preset(name: str, cfg: type) -> None:
+    folder = _folder(cfg, "preset")
+    presets = folder.iterdir() if folder is not None and folder.is_dir() else ()
+    known = sorted(file.name.removesuffix(".yaml") for file in presets)
+    if name not in known:
+        options = " or ".join(known) or "left out"
+        raise ConfigError(f"preset must be {options}, got {name!r}{did_you_mean(name, known)}")
 
 
 def _parsed(text: str) -> Override:
@@ -156,7 +176,7 @@ def _resumed(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
         key = override.key_or_group
         if key.startswith("hydra"):
             continue
-        if key in ("training.run_dir", "training.log_root"):
+        if key in ("preset", "training.run_dir", "training.log_root"):
             raise ConfigError(f"{key} cannot change when training.resume is set: leave it out")
         value = OmegaConf.select(config, key)
         if key == "task" and value != stored.get("task"):

@@ -19,7 +19,8 @@ from tensordict import TensorDict
 from timing import CLOCKS, interleaved, print_table
 from torchrl.data import TensorDictReplayBuffer
 
-from unilab.data import RewardNormalizer, make_replay_buffer
+from unilab import registry
+from unilab.data import RewardNormalizer, SymmetryTransform, make_replay_buffer
 
 SHARE, MEMORY = 0.05, 1.15
 ROWS = 256  # transitions of a tick
@@ -72,6 +73,7 @@ def main() -> None:
     grown = resident_bytes() - before
     ahead = make_replay_buffer(args.capacity, batch_size=SIZE.batch, seed=0, prefetch=1)
     ahead.extend(buffer[:])
+    mirror = SymmetryTransform(registry.make("go2_velocity_flat").mirror)
     per_row = 4 * (2 * SIZE.obs + 2 * SIZE.critic_obs + SIZE.action + 1) + 3
     tensors = (args.capacity - ROWS) * per_row
 
@@ -85,6 +87,7 @@ def main() -> None:
         "update, actor step": lambda: learner.update(batch),
         "update": lambda: learner.update(batch),
         f"sample {SIZE.batch} of {len(buffer):,}": buffer.sample,
+        "sample and mirror half": lambda: mirror(buffer.sample()),
         f"extend by {ROWS}": lambda: buffer.extend(data.reshape(-1)),
         f"extend by {ROWS}, n_step 3": lambda: joined.extend(data),
         f"reward statistics of {ROWS}": lambda: rewards.update(data),

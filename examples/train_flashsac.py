@@ -16,8 +16,8 @@ import torch
 from unilab.collectors import make_collector
 from unilab.conf.envs import make_eval_env, make_training_env
 from unilab.conf.flashsac import FlashSACAlgoCfg, FlashSACCfg
-from unilab.data import RewardNormalizer, make_replay_buffer
-from unilab.envs import TorchEnv
+from unilab.data import RewardNormalizer, SymmetryTransform, make_replay_buffer
+from unilab.envs import TorchEnv, checked_mirror
 from unilab.modules import FlashSACCritic, FlashSACPolicy, build_actor
 from unilab.objectives import FlashSACLoss
 from unilab.output import say
@@ -89,6 +89,8 @@ def train(cfg: FlashSACCfg) -> int:
     buffer = make_replay_buffer(
         algo.replay_capacity, algo.batch_size, device=device, n_step=algo.n_step, gamma=algo.gamma
     )
+    if algo.symmetry:
+        buffer.append_transform(SymmetryTransform(checked_mirror(eval_env)))
     rewards = RewardNormalizer(algo.gamma, v_max=algo.algo_params.v_max)
     env = make_training_env(cfg)
 

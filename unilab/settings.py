@@ -38,6 +38,8 @@ class OffPolicyCfg:
     """Discount of one control step; the horizon is ``1 / (1 - gamma)`` steps, 33 for 0.97."""
     n_step: Count = 1
     """Steps of reward before the bootstrap. More: faster spread of rewards, staler data."""
+    symmetry: bool = False
+    """Mirror half of each batch from left to right; for tasks that declare their mirror."""
 
     def __post_init__(self) -> None:
         if self.learning_starts < self.batch_size:

@@ -216,14 +216,15 @@ def test_env_process_has_one_collector(pipelined):
     assert len(list(collector)) == 3
 
 
-def test_metrics_of_the_environment_reach_the_learner(pipelined):
+def test_metrics_of_the_environment_reach_the_learner_if_it_has_any(pipelined):
     collector = pipelined(make_pendulum, explorer(), **frames(20))
     for tick, _ in enumerate(collector):
         if tick == 10:
             assert collector.env.drain_metrics()["Episode_Termination/time_out"] == 1.0
     collector.shutdown()
     assert collector.env.drain_metrics() == {}
-    assert pipelined(Counting(), frames_per_batch=N).env.drain_metrics() == {}
+    without = pipelined(Counting(), frames_per_batch=N).env
+    assert (without.drain_metrics(), without.mirror) == ({}, None)
 
 
 class Interruptor:

@@ -89,6 +89,13 @@ def test_environment_under_transforms_gets_is_init_beside_them(process):
     assert {"step_count", "is_init"} <= set(env.description.layout.root_keys)
 
 
+def test_mirror_of_the_environment_is_the_learners_too(process):
+    make_env = unilab.registry.factory("go2_velocity_flat", num_envs=1)
+    ours, theirs = make_env().mirror, process(make_env).mirror
+    for key in ours.keys() | theirs.keys():
+        assert all(map(torch.equal, ours[key], theirs[key]))
+
+
 def parallel() -> EnvBase:
     return ParallelEnv(2, Counting(), mp_start_method="fork")
 

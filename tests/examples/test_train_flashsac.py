@@ -79,9 +79,9 @@ def test_run_ends_with_results_checkpoint_and_the_next_command(tmp_path, capsys,
     assert content["device_resolution"]["collector_tensor"] == "cpu"
 
 
-def test_critic_reads_its_own_group_if_the_task_has_one(tmp_path):
+def test_task_with_critic_group_and_mirror_trains_with_both(tmp_path):
     run = tmp_path / "run"
-    options = ["algo.algo_params.compile=false", "algo.total_frames=48"]
+    options = ["algo.algo_params.compile=false", "algo.total_frames=48", "algo.symmetry=true"]
     options += [f"training.run_dir={run}", "training.eval_interval=null"]
     assert train(compose(["task=go2_velocity_flat", *SMALL, *options])) == 0
     content = json.loads((run / "run_config.json").read_text())
@@ -121,6 +121,7 @@ CUSTOM = "algo.algo_params.actor_config.builder=reference.actors:PlainActor"
         ([CUSTOM, "algo.algo_params.actor_normalize_parameters=false"], "actor_normalize"),
         (["env.decimate=4"], r"'decimate'.*decimation"),
         (["algo.algo_params.tau=2.0"], "tau"),
+        (["algo.symmetry=true"], "mirror"),
     ],
 )
 def test_setting_that_cannot_train_is_refused_before_the_run_has_a_folder(

@@ -72,6 +72,9 @@ class JointInfo:
     qvel: slice
     range: tuple[float, float]
     """Limits in rad or m; (-inf, inf) when unlimited."""
+    axis: tuple[float, float, float] | None = None
+    """Unit vector of a hinge or slide joint at the model's zero pose, in the frame of the nearest
+    body above it with a free joint, else of the world; None if unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)

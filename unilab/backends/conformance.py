@@ -99,6 +99,9 @@ def metadata_matches_the_views(make: _Maker) -> None:
     for name, size in (("default_qpos", told["qpos"]), ("default_ctrl", len(backend.actuators))):
         value: Tensor = getattr(backend, name)
         assert (value.shape, value.dtype) == ((size,), torch.float64), f"{name} is {value}"
+    for joint in backend.joints:
+        axis = joint.axis
+        assert axis is None or math.isclose(math.hypot(*axis), 1.0, rel_tol=1e-6), f"{joint}"
     for part in ("joints", "actuators", "bodies"):
         names = [getattr(each, "name", each) for each in getattr(backend, part)]
         assert len(set(names)) == len(names), f"names of {part} are not unique: {names}"

@@ -312,6 +312,7 @@ def _name(kind: str, part: Any) -> str:
 
 
 def _joints(model: mujoco.MjModel) -> Iterator[JointInfo]:
+    axes = _joint_axes(model)
     for i in range(model.njnt):
         kind, (nq, nv) = _JOINTS[model.jnt_type[i]]
         qpos, qvel = int(model.jnt_qposadr[i]), int(model.jnt_dofadr[i])
@@ -322,7 +323,22 @@ def _joints(model: mujoco.MjModel) -> Iterator[JointInfo]:
             qpos=slice(qpos, qpos + nq),
             qvel=slice(qvel, qvel + nv),
             range=_range(model.jnt_limited[i], model.jnt_range[i]),
+            axis=axes[i] if kind in ("hinge", "slide") else None,
         )
+
+
+def _joint_axes(model: mujoco.MjModel) -> list[tuple[float, float, float]]:
+    """Axes at the zero pose, in the frame of the free body above or of the world."""
+    free = set(model.jnt_bodyid[model.jnt_type == mujoco.mjtJoint.mjJNT_FREE].tolist())
+    turned = np.zeros((model.nbody, 4))
+    turned[:, 0] = 1.0
+    for i in range(1, model.nbody):  # parents first
+        if i not in free:
+            mujoco.mju_mulQuat(turned[i], turned[model.body_parentid[i]], model.body_quat[i])
+    axes = np.zeros((model.njnt, 3))
+    for axis, own, body in zip(axes, model.jnt_axis, model.jnt_bodyid, strict=True):
+        mujoco.mju_rotVecQuat(axis, own, turned[body])
+    return [tuple(axis) for axis in axes.tolist()]
 
 
 def _actuators(model: mujoco.MjModel) -> Iterator[ActuatorInfo]:

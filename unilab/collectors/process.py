@@ -197,6 +197,11 @@ class EnvProcess:
         self.call("import_training_state", state)
         self._training_state = state
 
+    @property
+    def mirror(self) -> Any:
+        """The environment's ``mirror``; None if it has none."""
+        return self.call("mirror") if self.description.has_mirror else None
+
     def set_output_dir(self, path: str) -> None:
         self.call("set_output_dir", path)
 

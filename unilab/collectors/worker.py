@@ -57,6 +57,7 @@ class Description:
     done_keys: tuple[NestedKey, ...]
     device: torch.device | None
     has_metrics: bool
+    has_mirror: bool
     training_state: Any
     """Of the new environment; empty if it has none."""
 
@@ -166,6 +167,7 @@ class _Worker:
             done_keys=tuple(env.done_keys),
             device=env.device,
             has_metrics=_has_method(env, "drain_metrics"),
+            has_mirror=_has_method(env, "mirror"),
             training_state=self._export(),
         )
 
@@ -198,11 +200,14 @@ class _Worker:
         return self._export()
 
     def call(self, method: str, arguments: bytes) -> tuple[bytes | None, Any]:
-        """Call a method of the environment; returns its result and its exception."""
+        """Call a method of the environment, or read a property; its result and its exception."""
         self._header[PHASE] = Phase.CALL
         try:
             args, kwargs = cloudpickle.loads(arguments)
-            return pickle_by_value("result", getattr(self._tracked, method)(*args, **kwargs)), None
+            result = getattr(self._tracked, method)
+            if callable(result):
+                result = result(*args, **kwargs)
+            return pickle_by_value("result", result), None
         except Exception as error:
             return None, _failure(error)
 

@@ -1,6 +1,7 @@
-"""Replay buffers and reward normalisation."""
+"""Replay buffers, symmetry and reward normalisation."""
 
 from unilab.data.replay import make_replay_buffer
 from unilab.data.reward_normalizer import RewardNormalizer
+from unilab.data.symmetry import SymmetryTransform, mirrored
 
-__all__ = ["RewardNormalizer", "make_replay_buffer"]
+__all__ = ["RewardNormalizer", "SymmetryTransform", "make_replay_buffer", "mirrored"]

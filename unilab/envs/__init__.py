@@ -23,6 +23,7 @@ from unilab.envs.managers.term import ManagerTermBase as ManagerTermBase
 from unilab.envs.managers.term import reads as reads
 from unilab.envs.managers.term import writes as writes
 from unilab.envs.managers.termination import TerminationTermCfg as TerminationTermCfg
+from unilab.envs.mirror_check import checked_mirror as checked_mirror
 from unilab.envs.nan_guard import NanGuardCfg as NanGuardCfg
 from unilab.envs.scene import EntityScene as EntityScene
 from unilab.envs.scene import SceneCfg as SceneCfg

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from unilab.envs.managers.saved_state import load_state, save_state
 from unilab.envs.managers.term import Term, stateful
 from unilab.envs.managers.term_state import StateSnapshot
 from unilab.envs.managers.termination import TerminationManager, TerminationTermCfg
+from unilab.envs.mirror import TaskMirror
 from unilab.envs.nan_guard import NanGuard, NanGuardCfg
 from unilab.envs.scene import EntityScene, SceneCfg
 from unilab.envs.torch_env import TorchEnv, control_steps
@@ -56,6 +58,9 @@ class ManagerBasedRlEnvCfg:
     metrics: dict[str, MetricsTermCfg] = field(default_factory=dict)
     recorders: dict[str, RecorderTermCfg] = field(default_factory=dict)
     recording: RecordingCfg = field(default_factory=RecordingCfg)
+    mirror: dict[str, str] | None = None
+    """Words in the names of left parts and those of the right ones, ``{"FL": "FR", "RL": "RR"}``,
+    for a robot that is symmetric to its x-z plane; None: the task has no mirror."""
     init_at_random_ep_len: bool = False
     """Whether the first episodes begin at random points of their time, to desynchronise time-outs
     across environments."""
@@ -152,6 +157,11 @@ class ManagerBasedRlEnv(TorchEnv):
     @property
     def obs_groups_spec(self) -> dict[str, int]:
         return self.observation_manager.groups_spec
+
+    @cached_property
+    @torch.inference_mode(False)
+    def mirror(self) -> dict[str, tuple[Tensor, Tensor]] | None:
+        return None if self.cfg.mirror is None else TaskMirror(self).columns()
 
     def episode_so_far(self, row: int) -> tuple[dict[str, float], list[str]]:
         """Reward sums of a row's episode, and the terminations that fired in its last step."""

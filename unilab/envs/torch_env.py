@@ -158,6 +158,15 @@ class TorchEnv(EnvBase):
         return {f"Perf/{name}_ms": 1e3 * spent / steps for name, spent in seconds.items()}
 
     @property
+    def mirror(self) -> dict[str, tuple[Tensor, Tensor]] | None:
+        """The task's left-right mirror; None if it declares none.
+
+        By key of the data, ``obs``, ``critic`` and ``action``: the index and the sign, ``[width]``
+        on the CPU, with which ``mirrored = value[..., index] * sign``.
+        """
+        return None
+
+    @property
     @abstractmethod
     def obs_groups_spec(self) -> dict[str, int]:
         """Widths of the observation groups: ``obs`` and, if there is one, ``critic``."""

@@ -12,7 +12,15 @@ from torch import Tensor
 
 from unilab.checks import check_fields
 from unilab.envs.managers.countdown import Countdown, check_waiting
-from unilab.envs.managers.term import COLUMNS, SCALAR, check_output, dry_run_reset, naming, table
+from unilab.envs.managers.term import (
+    COLUMNS,
+    SCALAR,
+    Reflection,
+    check_output,
+    dry_run_reset,
+    naming,
+    table,
+)
 from unilab.envs.nonfinite import require_finite
 from unilab.errors import ConfigError, did_you_mean
 
@@ -39,6 +47,9 @@ class CommandTermCfg(ABC):
 class CommandTerm(ABC):
     """A command that is redrawn when its time is up and when an episode begins."""
 
+    mirror: Reflection | None = None
+    """How the columns change in the task's mirror, as in ``ObservationTermCfg.mirror``."""
+
     def __init__(self, cfg: CommandTermCfg, env: ManagerBasedRlEnv) -> None:
         self._env = env
         self._resampling = Countdown(cfg.resampling_time_range, env)
@@ -51,6 +62,9 @@ class CommandTerm(ABC):
     @abstractmethod
     def resample(self, rows: Tensor) -> None:
         """Draw new commands for some environments."""
+
+    def reflect(self, rows: Tensor) -> None:  # noqa: B027
+        """Reflect what the command keeps of some environments besides :attr:`command`."""
 
     def metrics(self) -> dict[str, Tensor]:
         """How well the current command is followed, ``[num_envs]`` float32 each.

@@ -12,7 +12,15 @@ from torch import Tensor
 
 from unilab.checks import Bound, check_fields, check_range
 from unilab.envs.managers.delay import DelayBuffer, DelayCfg, DelaySpec
-from unilab.envs.managers.term import COLUMNS, Term, TermCfg, bind_term, evaluate, stateful
+from unilab.envs.managers.term import (
+    COLUMNS,
+    Reflection,
+    Term,
+    TermCfg,
+    bind_term,
+    evaluate,
+    stateful,
+)
 from unilab.envs.managers.term_state import StateSnapshot
 from unilab.envs.nonfinite import is_finite, non_finite
 from unilab.errors import ConfigError, NonFiniteError
@@ -45,6 +53,12 @@ class ObservationTermCfg(TermCfg, DelayCfg):
     """Factor, or one for each column, applied after the clip."""
     history_length: int = 0
     """How many of the last values are shown, oldest first; 0 and 1 show the current one only."""
+    mirror: Reflection | None = None
+    """How the columns change in the task's mirror, if the library does not know ``func``:
+    ``"scalar"``, not at all; ``"vector"``, x, y and z in the root frame (y changes sign);
+    ``"axial"``, an angular velocity (x and z change sign); ``"joints"`` of the entity in the
+    parameters; ``"action"``; or the columns' names, left and right told by the words of the task's
+    mirror, with ``-`` before those that change sign: ``("FL_y", "-FR_y")``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +139,7 @@ class ObservationManager:
             if (least := min(term.history_length, cfg.history_length or 0)) < 0:
                 raise ConfigError(f"history_length of {label} must be at least 0, got {least}")
             term.check_delay(label)
-            columns.append(_columns(label, term, width))
+            columns.append(column_treatment(label, term, width))
             specs.append(DelaySpec(width=width, delay=term, frames=cfg.frames(term)))
         scale, middle, half, lower, upper = torch.cat(columns, 1).to(env.device)
         noisy = cfg.enable_corruption and bool((middle.abs() + half).any())
@@ -237,7 +251,7 @@ def _treatment(cfg: ObservationGroupCfg, term: ObservationTermCfg) -> Iterator[s
         yield f"{cfg.frames(term)} frames"
 
 
-def _columns(label: str, cfg: ObservationTermCfg, width: int) -> Tensor:
+def column_treatment(label: str, cfg: ObservationTermCfg, width: int) -> Tensor:
     """Scale, middle and half width of the noise, clip low and high of a term, ``[5, width]``."""
     scale = torch.as_tensor(cfg.scale, dtype=torch.float32, device="cpu")
     if scale.ndim and len(scale) != width:

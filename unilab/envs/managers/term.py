@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import MethodType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+Reflection = Literal["scalar", "vector", "axial", "joints", "action"] | tuple[str, ...]
+"""How columns change in the mirror of the task; see ``ObservationTermCfg.mirror``."""
 
 
 def reads(*fields: str, sensors: str | tuple[str, ...] = ()) -> Callable[[F], F]:

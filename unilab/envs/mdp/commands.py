@@ -77,6 +77,8 @@ class UniformVelocityCommandCfg(CommandTermCfg):
 class UniformVelocityCommand(CommandTerm):
     """``[num_envs, 3]``: forward, left (m/s) and yaw rate (rad/s)."""
 
+    mirror = ("lin_vel_x", "-lin_vel_y", "-ang_vel_z")
+
     def __init__(self, cfg: UniformVelocityCommandCfg, env: ManagerBasedRlEnv) -> None:
         super().__init__(cfg, env)
         self._cfg = cfg
@@ -144,6 +146,9 @@ class UniformVelocityCommand(CommandTerm):
             self._faces.index_copy_(0, rows, faces)
             self._heading.index_copy_(0, rows, bounds[0] + (bounds[1] - bounds[0]) * draw[1])
             self._stale = True
+
+    def reflect(self, rows: Tensor) -> None:
+        self._heading[rows] *= -1.0
 
     def _steer(self) -> None:
         """Turn the rows that face a direction towards it."""

@@ -32,10 +32,14 @@ def g1_velocity_flat() -> VelocityEnvCfg:
         "base_lin_vel": ObservationTermCfg(func=mdp.base_lin_vel, scale=2.0),
         "base_height": ObservationTermCfg(func=mdp.base_pos_z),
         "foot_heights": ObservationTermCfg(
-            func=mdp.sensor_values, params={"sensor_names": heights, "component": 2}, scale=5.0
+            func=mdp.sensor_values,
+            params={"sensor_names": heights, "component": 2},
+            scale=5.0,
+            mirror=heights,
         ),
     }
     return VelocityEnvCfg(
+        mirror={"left": "right"},
         scene=SceneCfg(
             model=str(model_path("g1")), entities={"robot": EntityCfg(root_body="pelvis")}
         ),

@@ -30,6 +30,7 @@ def go2_velocity_flat() -> VelocityEnvCfg:
         "base_height": ObservationTermCfg(func=mdp.base_pos_z, scale=3.0),
     }
     return VelocityEnvCfg(
+        mirror={"FL": "FR", "RL": "RR"},
         scene=SceneCfg(
             model=str(model_path("go2")), entities={"robot": EntityCfg(root_body="base")}
         ),

@@ -104,13 +104,6 @@ class TwoEncoderActor(nn.Module):
     def normalize_parameters(self) -> None:
         """Nothing to do: these layers have no norms."""
 
-    def inference_startup_memory_categories(self) -> dict[str, int]:
-        """Bytes held at inference."""
-        return {
-            "parameters": sum(p.nbytes for p in self.parameters()),
-            "buffers": sum(b.nbytes for b in self.buffers()),
-        }
-
     def _latent(self, obs: Tensor) -> Tensor:
         parts = obs.split(self.widths, dim=-1)
         return torch.cat([e(part) for e, part in zip(self.encoders, parts, strict=True)], dim=-1)

@@ -214,6 +214,44 @@ class Remembers(Broken):
         return {"count": np.float64(3)}
 
 
+class Held(Broken):
+    """Holds its noise, which deterministic calls may move or restart by mistake."""
+
+    mistake = ""
+
+    def explore(self, obs: Tensor, dones=None, deterministic: bool = False) -> Tensor:
+        mean, std = self.get_mean_and_std(obs)
+        if self.noise.shape != mean.shape and (not deterministic or self.mistake):
+            self.noise = torch.zeros_like(mean)
+        if not deterministic or self.mistake == "draws":
+            self.noise = 0.9 * self.noise + torch.randn(mean.shape, generator=self.generator)
+        return self._transform(mean if deterministic else mean + std * self.noise)
+
+
+class Recurrent(Held):
+    """Adds what it remembers of earlier observations, in deterministic calls too."""
+
+    memory = 0.0
+
+    def explore(self, obs: Tensor, dones=None, deterministic: bool = False) -> Tensor:
+        self.memory = 0.0 if dones is not None else 0.5 * (self.memory + obs.mean())
+        return super().explore(obs, dones, deterministic) + self.memory
+
+
+class Original(Broken):
+    """As the system of ADR-0017 calls it: flat log_prob, batch size, training without default."""
+
+    def forward(self, observations: Tensor, training: bool):
+        actions, info = super().forward(observations, training)
+        return actions, {**info, "log_prob": info["log_prob"].squeeze(-1)}
+
+    def get_mean_and_std(self, observations: Tensor, training: bool):
+        return super().get_mean_and_std(observations, training)
+
+    def inference_startup_memory_categories(self, batch_size: int) -> dict[str, int]:
+        return {"noise": batch_size * 8}
+
+
 def lazy():
     actor = Broken()
     actor.more = nn.LazyLinear(2)
@@ -232,20 +270,28 @@ BREACHES = {
     "actions too wide": (lambda: forwards(lambda a, i: (a.repeat(1, 2), i)), r"actions.*\[4, 4\]"),
     "actions NaN": (lambda: forwards(lambda a, i: (a * math.nan, i)), "actions must be finite"),
     "actions detached": (lambda: forwards(lambda a, i: (a.detach(), i)), "gradient.*actions"),
-    "no log_prob": (lambda: forwards(lambda a, i: (a, {"mean": a})), "C6 log_prob"),
-    "log_prob flat": (lambda: info(log_prob=torch.zeros(4)), r"log_prob.*\[4, 1\].*\[4\]"),
+    "info None": (
+        lambda: forwards(lambda a, i: (a, None)),
+        r"C6 forward.*tuple of Tensor, NoneType",
+    ),
+    "no log_prob": (lambda: forwards(lambda a, i: (a, {"mean": a})), "C6 .*log_prob.*None"),
+    "log_prob of each joint": (
+        lambda: info(log_prob=torch.zeros(4, 2)),
+        r"log_prob.*\[4\] or \[4, 1\].*\[4, 2\]",
+    ),
+    "log_prob float64": (lambda: info(log_prob=torch.zeros(4).double()), "log_prob.*float64"),
     "log_prob detached": (
         lambda: forwards(lambda a, i: (a, {"log_prob": i["log_prob"].detach()})),
         "gradient.*log_prob",
     ),
-    "aux None": (lambda: info(aux_losses=None), "C6 aux_losses.*None"),
-    "aux rows": (lambda: info(aux_losses={"a": torch.zeros(4)}), r"C6 aux_losses.*'a'.*\[4\]"),
+    "aux None": (lambda: info(aux_losses=None), "C6 .*aux_losses.*None"),
+    "aux rows": (lambda: info(aux_losses={"a": torch.zeros(4)}), r"C6 .*'a'.*\[4\]"),
     "aux NaN": (lambda: info(aux_losses={"a": torch.tensor(math.nan)}), "'a' is nan"),
     "aux detached": (
         lambda: info(aux_losses={"off": torch.zeros(()), "calm": torch.tensor(0.5)}),
         "C6 aux_losses.*gradient.*'calm'",
     ),
-    "aux name": (lambda: info(aux_losses={"a/b": torch.tensor(1.0)}), "C6 aux_losses.*'a/b'"),
+    "aux name": (lambda: info(aux_losses={"a/b": torch.tensor(1.0)}), "C6 .*'a/b'"),
     "mean alone": (lambda: Broken(get_mean_and_std=lambda obs: obs), r"C6 get_mean_and_std"),
     "std of zero in one joint": (
         lambda: Broken(
@@ -278,6 +324,14 @@ BREACHES = {
     "slightly another mean": (SlightlyOff, "C7 .* 0.0003"),
     "another transform of 0": (StartsAtZero, "C7 .*after its weights changed"),
     "first weights are exported": (Snapshot, "C7 .*after its weights changed"),
+    "noise of its own generator": (
+        lambda: Held(mistake="draws"),
+        "C6 .*deterministic=True changed",
+    ),
+    "noise restarted by an evaluation": (
+        lambda: Held(mistake="restarts"),
+        "deterministic=True changed",
+    ),
 }
 
 
@@ -286,6 +340,14 @@ def test_c06_c07_a_breach_is_refused_by_its_clause(breach):
     make, message = BREACHES[breach]
     with pytest.raises(ActorContractError, match=rf"(?s){message}"):
         validate_actor(make(), obs_dim=OBS, action_dim=ACTION)
+
+
+@pytest.mark.parametrize("kind", [Held, Recurrent, Original, Broken])
+def test_c06_what_the_contract_leaves_open_passes(kind):
+    actor = kind()
+    if kind is Broken:
+        actor.get_mean_and_std = lambda obs: PlainActor.get_mean_and_std(actor, obs)
+    validate_actor(actor, obs_dim=OBS, action_dim=ACTION)
 
 
 def test_c06_build_actor_validates():

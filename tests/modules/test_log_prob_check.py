@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import threading
+import warnings
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,8 +14,8 @@ from reference.actors import PlainActor
 from torch import Tensor
 from torchrl.data import Bounded, Unbounded
 
-from unilab.errors import ConfigError
-from unilab.modules import FlashSACActor, action_range, assert_log_prob_consistent
+from unilab.errors import ActorContractError, ConfigError
+from unilab.modules import FlashSACActor, action_range, assert_log_prob_consistent, validate_actor
 
 OBS, ACTION = 3, 2
 
@@ -70,6 +74,15 @@ class Wrong(PlainActor):
             info["log_prob"] = info["log_prob"] + ACTION * self.scale.log().mean()
         if self.what == "clipped":
             action = action.clamp(-0.01, 0.01)
+        if self.what == "joints":
+            info["log_prob"] = info["log_prob"] / ACTION
+        if self.what == "jacobian":
+            normal = torch.distributions.Normal(*self.get_mean_and_std(obs))
+            u = torch.atanh(action / 2.0)
+            info["log_prob"] = normal.log_prob(u).sum(-1) - self.scale.log().sum()
+        if self.what == "sign":
+            slope = torch.log(1.0 - (action / 2.0).square()).sum(-1, keepdim=True)
+            info["log_prob"] = info["log_prob"] + 2.0 * slope
         if self.what == "elsewhere":
             action = action + 10.0
         return action, info
@@ -101,7 +114,42 @@ def test_an_inconsistency_is_named(what, message):
         assert_log_prob_consistent(Wrong(what), lambda u: 2.0 * torch.tanh(u))
 
 
-def test_a_transform_may_mix_joints():
+@pytest.mark.parametrize("what", ["range", "joints", "jacobian", "sign"])
+def test_c16_a_wrong_log_prob_is_refused_at_construction(what):
+    with pytest.raises(ActorContractError, match=r"Wrong.*C16 log_prob"):
+        validate_actor(Wrong(what), obs_dim=OBS, action_dim=ACTION)
+
+
+class Mixture(Wrong):
+    """Not a function of normal numbers alone: which of two normals is drawn too."""
+
+    def forward(self, obs: Tensor, training: bool):
+        mean, std = self.get_mean_and_std(obs)
+        sides = torch.stack((mean, -mean))
+        u = torch.where(torch.rand_like(mean[:, :1]) < 0.5, *sides) + std * torch.randn_like(mean)
+        sum_ = torch.distributions.Normal(sides, std).log_prob(u).sum(-1).logsumexp(0)
+        return u, {"log_prob": sum_ - math.log(2.0)}
+
+    def explore(self, obs: Tensor, dones: Tensor | None = None, deterministic: bool = False):
+        return self.mean(obs)
+
+    def as_export_module(self):
+        return self.mean
+
+
+def test_c16_a_log_prob_that_cannot_be_checked_is_said():
+    with pytest.warns(RuntimeWarning, match="log_prob of Mixture is not checked"):
+        validate_actor(Mixture(""), obs_dim=OBS, action_dim=ACTION)
+
+
+def test_the_helper_names_an_actor_that_breaks_the_contract():
+    actor = Wrong("")
+    actor.lock = threading.Lock()
+    with pytest.raises(ActorContractError, match=r"Wrong must be copyable.*lock"):
+        assert_log_prob_consistent(actor, torch.tanh)
+
+
+def test_c16_a_transform_may_mix_joints():
     class Mixed(PlainActor):
         def _transform(self, u: Tensor) -> Tensor:
             return torch.stack((u[..., 0] + u[..., 1] ** 3, 2.0 * u[..., 1]), -1)
@@ -110,8 +158,7 @@ def test_a_transform_may_mix_joints():
             mean, log_std = self._heads(obs)
             u = mean + log_std.exp() * torch.randn_like(mean)
             normal = torch.distributions.Normal(mean, log_std.exp())
-            log_prob = normal.log_prob(u).sum(-1, keepdim=True) - torch.tensor(2.0).log()
-            return self._transform(u), {"log_prob": log_prob}
+            return self._transform(u), {"log_prob": normal.log_prob(u).sum(-1) - math.log(2.0)}
 
     actor = Mixed(OBS, ACTION)
 
@@ -119,6 +166,9 @@ def test_a_transform_may_mix_joints():
         return actor._transform(u)
 
     assert_log_prob_consistent(actor, transform, obs=torch.randn(64, OBS))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        validate_actor(actor, obs_dim=OBS, action_dim=ACTION)
 
 
 def test_an_actor_of_unknown_width_needs_obs():

@@ -284,6 +284,21 @@ def test_observations_of_another_width_are_named(key, what, which):
         getattr(tiny_loss(), which)(batch)
 
 
+@pytest.mark.parametrize(
+    ("key", "which", "what"),
+    [
+        ("obs", "actor_loss", r"'obs' and \('next', 'obs'\)"),
+        (("next", "critic"), "qvalue_loss", r"'critic' and \('next', 'critic'\)"),
+        ("action", "qvalue_loss", "actions of the batch and of the actor"),
+    ],
+)
+def test_observations_and_next_ones_of_two_widths_are_named(key, which, what):
+    batch = tiny_batch()
+    batch[key] = torch.zeros(8, 9)
+    with pytest.raises(ConfigError, match=rf"^{what} must have the same shape.*9\]"):
+        getattr(tiny_loss(), which)(batch)
+
+
 @pytest.mark.parametrize("key", ["obs", "critic", "action", ("next", "obs"), ("next", "critic")])
 def test_inputs_of_another_dtype_are_named(key):
     batch = tiny_batch()

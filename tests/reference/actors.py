@@ -78,9 +78,6 @@ class PlainActor(nn.Module):
         with torch.no_grad():
             self.mean.weight.clamp_(-3.0, 3.0)
 
-    def inference_startup_memory_categories(self) -> dict[str, int]:
-        return {"parameters": sum(p.nbytes for p in self.parameters())}
-
     def _heads(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         return self.mean(obs), F.squash_log_std(self.raw_std(obs))
 

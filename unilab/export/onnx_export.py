@@ -21,7 +21,7 @@ from unilab.errors import (
     first_line,
 )
 from unilab.modules import actor_semantics
-from unilab.modules.actor_contract import trial_copy
+from unilab.modules.actor_calls import trial_copy
 from unilab.record import package_versions
 from unilab.record.run_folder import write_whole
 

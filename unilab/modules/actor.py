@@ -168,12 +168,13 @@ class FlashSACActor(nn.Module):
         """Bring every unit layer back to its norm, in place; call after each optimizer step."""
         normalize_layers(self)
 
-    def inference_startup_memory_categories(self) -> dict[str, int]:
-        """Bytes held at inference: ``{"parameters": ..., "buffers": ..., ...}``."""
+    def inference_startup_memory_categories(self, batch_size: int) -> dict[str, int]:
+        """Bytes held at inference of ``batch_size`` observations, by category."""
         return {
             "parameters": sum(p.nbytes for p in self.parameters()),
             "buffers": sum(b.nbytes for b in self.buffers()),
-            "exploration_state": self._noise.nbytes + self._noise_steps.nbytes,
+            "exploration_state": batch_size
+            * (self.action_dim * self._noise.itemsize + self._noise_steps.itemsize),
         }
 
     def _heads(self, obs: Tensor, training: bool) -> tuple[Tensor, Tensor]:

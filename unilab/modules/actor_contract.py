@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 import io
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import warnings
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
@@ -16,17 +15,24 @@ from torchrl.checkpoint import GlobalRNGState
 
 from unilab.errors import ActorContractError
 from unilab.modules.actor_builder import import_builder
+from unilab.modules.actor_calls import (
+    breach,
+    described,
+    forward_outputs,
+    mean_and_std,
+    tensor_problem,
+    trial_copy,
+)
 from unilab.modules.actor_spec import BUILT_IN, FlashSACActorSpec, record_build
+from unilab.modules.log_prob_check import log_prob_error
 
 #: rows of the trial batch; batch statistics need more than one.
 _ROWS = 4
-_METHODS = (
-    "get_mean_and_std",
-    "explore",
-    "as_export_module",
-    "normalize_parameters",
-    "inference_startup_memory_categories",
-)
+_METHODS = ("get_mean_and_std", "explore", "as_export_module", "normalize_parameters")
+#: nats per joint by which log_prob may be off; float32 explains less than 1e-4.
+_LOG_PROB_ATOL = 3e-3
+#: calls of explore in which a deterministic call between them must not show.
+_NOISE_STEPS = 8
 
 
 def build_actor(
@@ -78,91 +84,27 @@ def validate_actor(actor: nn.Module, *, obs_dim: int, action_dim: int) -> None:
             trial.state_dict()
             trial.perturb()
             trial.export(" after its weights changed")
-
-
-@contextmanager
-def trial_copy(actor: Any) -> Iterator[Any]:
-    """A deep copy of an actor to run in its place; restores the random generators afterwards."""
-    try:
-        copied = copy.deepcopy(actor)
-    except Exception as error:  # anything may be among its attributes
-        raise ActorContractError(
-            f"{type(actor).__name__} must be copyable, because validation and export run on a copy "
-            f"(ADR-0017 C8), but copy.deepcopy raised {type(error).__name__}: {error}; detach "
-            "tensors that it keeps between calls, and create locks and files on first use"
-        ) from error
-    tensors = [*actor.parameters(), *actor.buffers()]
-    copies = {id(tensor) for tensor in (*copied.parameters(), *copied.buffers())}
-    versions = [_version(tensor) for tensor in tensors]
-    generators = GlobalRNGState()
-    before = generators.state_dict()
-    try:
-        if not copies.isdisjoint(map(id, tensors)):
-            raise _breach(actor, "C8 copy", "copy.deepcopy must copy its parameters and buffers")
-        yield copied
-        if versions != [_version(tensor) for tensor in tensors]:
-            raise _breach(actor, "C8 copy", "a copy must not change the original: use self in it")
-    finally:
-        generators.load_state_dict(before)
-
-
-def _version(tensor: Tensor) -> int:
-    """Counts in-place changes."""
-    return 0 if tensor.is_inference() else tensor._version
-
-
-def tensor_problem(name: str, value: Any, shape: Sequence[int], like: Tensor) -> str:
-    """Why a value is not a tensor of this shape and the dtype and device of ``like``, or ``""``."""
-    if (
-        isinstance(value, Tensor)
-        and (*value.shape,) == (*shape,)
-        and (value.dtype, value.device) == (like.dtype, like.device)
-    ):
-        return ""
-    wanted = f"a tensor of shape {list(shape)} and {like.dtype} on {like.device}"
-    return f"{name} must be {wanted}, got {_described(value)}"
-
-
-def aux_losses_problem(aux: Any) -> str:
-    """Why the ``aux_losses`` of a training pass are not named 0-dim tensors, or ``""``."""
-    if not isinstance(aux, Mapping):
-        return f"aux_losses must be a dict of 0-dim tensors, got {_described(aux)}"
-    for name, value in aux.items():
-        if not isinstance(name, str) or not re.fullmatch(r"\w+", name, re.ASCII):
-            return f"the name of an aux loss must be letters, digits and underscores, got {name!r}"
-        if not isinstance(value, Tensor) or value.dim() or not value.is_floating_point():
-            return f"aux loss {name!r} must be a 0-dim float tensor, got {_described(value)}"
-    return ""
-
-
-def _described(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return f"a tensor of shape {list(value.shape)} and {value.dtype} on {value.device}"
-    return f"{value!r} of type {type(value).__name__}"
-
-
-def _breach(actor: Any, clause: str, problem: str) -> ActorContractError:
-    name = type(actor).__name__
-    return ActorContractError(f"{name} breaks the actor contract (ADR-0017 {clause}): {problem}")
+            trial.noise_state()
+        trial.log_prob()
 
 
 def _check_members(actor: Any) -> None:
     """C6: methods, parameters and the transform's name."""
     if not isinstance(actor, nn.Module):
-        raise _breach(actor, "C6 members", "it must be a torch.nn.Module")
+        raise breach(actor, "C6 members", "it must be a torch.nn.Module")
     for name in _METHODS:
         if not callable(getattr(actor, name, None)):
-            raise _breach(actor, "C6 members", f"it has no method {name}")
+            raise breach(actor, "C6 members", f"it has no method {name}")
     if not any(p.requires_grad for p in actor.parameters()):
-        raise _breach(actor, "C6 parameters", "it has no parameter that requires a gradient")
+        raise breach(actor, "C6 parameters", "it has no parameter that requires a gradient")
     for name, p in actor.named_parameters():
         if is_lazy(p) or p.is_meta:
             problem = f"{name} has no values: give it its size and its device in the builder"
-            raise _breach(actor, "C6 parameters", problem)
+            raise breach(actor, "C6 parameters", problem)
     transform = getattr(actor, "action_transform_id", None)
     if not isinstance(transform, str) or not transform:
         problem = f"it must be a non-empty string that names the transform, got {transform!r}"
-        raise _breach(actor, "C6 action_transform_id", problem)
+        raise breach(actor, "C6 action_transform_id", problem)
 
 
 class _Trial:
@@ -175,6 +117,7 @@ class _Trial:
         generator = torch.Generator().manual_seed(0)
         obs = torch.randn(_ROWS, obs_dim, generator=generator)
         self.obs = obs.to(self.parameters[0].device)
+        self.dones = torch.ones(_ROWS, dtype=torch.bool, device=self.obs.device)
 
     def forward(self) -> None:
         """C6: actions, log_prob and auxiliary losses, with and without training."""
@@ -182,23 +125,19 @@ class _Trial:
             clause = f"forward(obs, training={training})"
             with torch.enable_grad():
                 out = self._call(clause, self.actor, self.obs, training=training)
-            actions, info = self._pair(clause, out, "(actions, info)")
-            self._tensor(clause, "actions", actions, self.shape)
-            if not isinstance(info, Mapping) or "log_prob" not in info:
-                self._refuse("C6 log_prob", f"info of {clause} must have log_prob, got {info!r}")
-            self._tensor(clause, "log_prob", info["log_prob"], (_ROWS, 1))
-            if training:
-                for name, value in (("actions", actions), ("log_prob", info["log_prob"])):
-                    if not value.requires_grad:
-                        problem = f"no gradient leads from its {name} to its parameters"
-                        self._refuse(f"C6 {clause}", problem)
-                self._aux_losses(info.get("aux_losses", {}))
+            rows, action_dim = self.shape
+            actions, log_prob, aux = forward_outputs(
+                self.actor, out, training=training, rows=rows, action_dim=action_dim, like=self.obs
+            )
+            for name, value in (("actions", actions), ("log_prob", log_prob)):
+                self._finite(clause, name, value)
+                if training and not value.requires_grad:
+                    problem = f"no gradient leads from its {name} to its parameters"
+                    self._refuse(f"C6 {clause}", problem)
+            self._aux_losses(aux)
 
     def _aux_losses(self, aux: Any) -> None:
         clause = "C6 aux_losses"
-        problem = aux_losses_problem(aux)
-        if problem:
-            self._refuse(clause, problem)
         for name, value in aux.items():
             if not value.isfinite():
                 self._refuse(clause, f"{name!r} is {value.item()} on random observations")
@@ -207,9 +146,11 @@ class _Trial:
 
     def mean_and_std(self) -> None:
         """C6: the distribution before the transform."""
-        clause = "get_mean_and_std(obs)"
-        out = self._call(clause, self.actor.get_mean_and_std, self.obs)
-        mean, std = self._pair(clause, out, "(mean, std)")
+        clause = "get_mean_and_std(obs, training)"
+        out = self._call(clause, mean_and_std, self.actor, self.obs)
+        if not isinstance(out, tuple) or len(out) != 2:
+            self._refuse(f"C6 {clause}", f"it must return (mean, std), got {described(out)}")
+        mean, std = out
         self._tensor(clause, "mean", mean, self.shape)
         self._tensor(clause, "std", std, self.shape)
         if not (std > 0).all():
@@ -217,8 +158,7 @@ class _Trial:
 
     def explore(self) -> None:
         """C6: actions for a rollout, with and without resets."""
-        dones = torch.ones(_ROWS, 1, dtype=torch.bool, device=self.obs.device)
-        for kwargs in ({}, {"dones": dones}, {"deterministic": True}):
+        for kwargs in ({}, {"dones": self.dones}, {"deterministic": True}):
             clause = f"explore(obs, {', '.join(kwargs)})"
             out = self._call(clause, self.actor.explore, self.obs, **kwargs)
             self._tensor(clause, "actions", out, self.shape)
@@ -227,17 +167,69 @@ class _Trial:
         """C6 and C7: the export module acts as deterministic exploration does."""
         module = self._call("as_export_module()", self.actor.as_export_module)
         if not isinstance(module, nn.Module):
-            problem = f"it must return an nn.Module, got {_described(module)}"
+            problem = f"it must return an nn.Module, got {described(module)}"
             self._refuse("C6 as_export_module()", problem)
         exported = self._call("as_export_module()(obs)", module, self.obs)
         self._tensor("as_export_module()(obs)", "actions", exported, self.shape)
-        explored = self._call("explore", self.actor.explore, self.obs, deterministic=True)
-        if not torch.allclose(exported, explored, rtol=1e-4, atol=1e-5):
+        # Of new episodes: an actor with memory starts there, as does its export.
+        kwargs: dict[str, Any] = {"dones": self.dones, "deterministic": True}
+        explored = self._call("explore", self.actor.explore, self.obs, **kwargs)
+        if not _close(exported, explored):
             self._refuse(
                 "C7 deterministic exploration equals export",
                 "explore(obs, deterministic=True) and as_export_module()(obs) differ by "
                 f"{(exported - explored).abs().max().item():.3g}{when}: both must return "
                 "transform(mean) of the current weights",
+            )
+
+    def noise_state(self) -> None:
+        """C6: noise goes on after deterministic calls as if they had not been.
+
+        Memory that an actor has besides (a recurrent one) moves in these calls as it must, and
+        its actions do not tell one from the other: such an actor is not checked.
+        """
+        if self._has_memory():
+            return
+        plain, between = (copy.deepcopy(self.actor) for _ in range(2))
+        clause, generators = "explore(obs, deterministic=True)", GlobalRNGState()
+        for _ in range(_NOISE_STEPS):
+            before = generators.state_dict()
+            explored = plain.explore(self.obs)
+            generators.load_state_dict(before)
+            if not _close(explored, between.explore(self.obs)):
+                self._refuse(
+                    f"C6 {clause}",
+                    "a call with deterministic=True changed the noise of later calls: it must "
+                    "leave the noise state and the actor's generators as they are",
+                )
+            for rows in (_ROWS, _ROWS - 1):  # an evaluation has its own number of rows
+                self._call(clause, between.explore, self.obs[:rows], deterministic=True)
+
+    def _has_memory(self) -> bool:
+        """Whether deterministic actions depend on the calls before."""
+        actor, obs = copy.deepcopy(self.actor), self.obs
+        first = actor.explore(obs, deterministic=True)
+        actor.explore(obs.flip(0))
+        actor.explore(obs.flip(0), deterministic=True)
+        return not _close(first, actor.explore(obs, deterministic=True))
+
+    def log_prob(self) -> None:
+        """C16: log_prob is the density of the actions, wherever that can be known."""
+        off = log_prob_error(self.actor, self.obs.shape[1], self.shape[1])
+        if off is None:
+            name = type(self.actor).__name__
+            warnings.warn(
+                f"log_prob of {name} is not checked, because its actions are not a function of one "
+                "draw of [B, A] standard normal numbers alone, or are saturated: test it yourself",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        elif off > _LOG_PROB_ATOL * self.shape[1]:
+            self._refuse(
+                "C16 log_prob",
+                f"log_prob is {off:.3g} nats off the density of the actions (median over random "
+                "observations): it must be log N(u; mean, std) - log|det| of the transform, action "
+                "range included, summed over the joints",
             )
 
     def state_dict(self) -> None:
@@ -251,7 +243,7 @@ class _Trial:
             except Exception:  # pickle's errors are of many classes
                 problem = (
                     f"{name} must be tensors, numbers and strings, in lists and dicts, got "
-                    f"{_described(value)}: change get_extra_state"
+                    f"{described(value)}: change get_extra_state"
                 )
                 self._refuse("C24 state_dict()", problem)
 
@@ -262,31 +254,32 @@ class _Trial:
             if p.requires_grad:
                 change = 0.1 * torch.randn(p.shape, generator=generator).to(p.device, p.dtype)
                 p.add_(change * torch.where(p == 0, 1.0, p.abs()))
-        for name in ("normalize_parameters", "inference_startup_memory_categories"):
-            self._call(f"{name}()", getattr(self.actor, name))
+        self._call("normalize_parameters()", self.actor.normalize_parameters)
 
     def _call(self, clause: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         try:
             out = function(*args, **kwargs)
         except Exception as error:  # third-party code may raise anything
             problem = f"it raised {type(error).__name__}: {error}"
-            raise _breach(self.actor, f"C6 {clause}", problem) from error
+            raise breach(self.actor, f"C6 {clause}", problem) from error
         if [*map(id, self.actor.parameters())] != [*map(id, self.parameters)]:
             problem = f"{clause} replaced parameters that the optimizer holds: change them in place"
             self._refuse("C9 one instance", problem)
         return out
 
-    def _pair(self, clause: str, out: Any, names: str) -> tuple[Any, Any]:
-        if not isinstance(out, tuple) or len(out) != 2:
-            self._refuse(f"C6 {clause}", f"it must return {names}, got {_described(out)}")
-        return out
-
     def _tensor(self, clause: str, name: str, value: Any, shape: tuple[int, ...]) -> None:
-        problem = tensor_problem(name, value, shape, self.obs)
+        problem = tensor_problem(name, value, [shape], self.obs)
         if problem:
-            self._refuse(f"C6 {clause}", f"{problem} for {_ROWS} observations")
+            self._refuse(f"C6 {clause}", f"{problem}, for {_ROWS} observations")
+        self._finite(clause, name, value)
+
+    def _finite(self, clause: str, name: str, value: Tensor) -> None:
         if not value.isfinite().all():
             self._refuse(f"C6 {clause}", f"{name} must be finite on random observations")
 
     def _refuse(self, clause: str, problem: str) -> NoReturn:
-        raise _breach(self.actor, clause, problem)
+        raise breach(self.actor, clause, problem)
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    return torch.allclose(a, b, rtol=1e-4, atol=1e-5)

@@ -18,6 +18,7 @@ from torchrl.modules import IndependentNormal
 
 from unilab.errors import ActorContractError, ConfigError
 from unilab.modules.actor import per_joint
+from unilab.modules.actor_calls import mean_and_std
 from unilab.modules.actor_spec import FlashSACActorSpec, record_build
 from unilab.modules.distributions import gaussian_log_prob, squash_log_std, tanh_log_det
 from unilab.modules.layers import check_at_least, check_input
@@ -162,13 +163,6 @@ class GaussianActor(nn.Module):
     def normalize_parameters(self) -> None:
         """Do nothing: the weights of this actor are free."""
 
-    def inference_startup_memory_categories(self) -> dict[str, int]:
-        """Bytes held at inference: ``{"parameters": ..., "buffers": ...}``."""
-        return {
-            "parameters": sum(p.nbytes for p in self.parameters()),
-            "buffers": sum(b.nbytes for b in self.buffers()),
-        }
-
     def _heads(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         check_input("observation", obs, self.obs_dim, self.mean_head.weight.dtype)
         h = self.hidden(obs if self.normalizer is None else self.normalizer(obs))
@@ -246,5 +240,5 @@ class _MeanAndStd(nn.Module):
         self.actor: Any = actor
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        mean, std = self.actor.get_mean_and_std(obs.reshape(-1, obs.shape[-1]))
+        mean, std = mean_and_std(self.actor, obs.reshape(-1, obs.shape[-1]))
         return mean.reshape(*obs.shape[:-1], -1), std.reshape(*obs.shape[:-1], -1)

@@ -1,8 +1,7 @@
-"""Test helper for custom actors: log_prob is the density of the actions."""
+"""Checks that log_prob is the density of the actions: at construction, and in an actor's tests."""
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -10,8 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import grad_and_value, jacrev, vmap
+from torch.overrides import TorchFunctionMode
 
+from unilab.modules.actor_calls import forward_outputs, mean_and_std, trial_copy
 from unilab.modules.actor_spec import actor_semantics
+
+#: observations of the check at construction (a prime, which no layer has as its width), and how
+#: many of them must be away from saturation.
+_POINTS, _MIN_POINTS = 67, 8
 
 
 def assert_log_prob_consistent(
@@ -47,11 +52,18 @@ def assert_log_prob_consistent(
         width = actor_semantics(actor)["obs_dim"]
         assert width is not None, f"{type(actor).__name__} has no obs_dim: pass obs"
         obs = torch.randn(rows, width)
-    exact: Any = copy.deepcopy(actor).cpu().double()
     obs = obs.detach().cpu().double()
-    with torch.no_grad():
-        mean, std = exact.get_mean_and_std(obs)
-        action, info = exact(obs, training=False)
+    with trial_copy(actor) as copied, torch.no_grad():
+        exact: Any = copied.cpu().double()
+        mean, std = mean_and_std(exact, obs)
+        action, given, _ = forward_outputs(
+            actor,
+            exact(obs, training=False),
+            training=False,
+            rows=len(obs),
+            action_dim=mean.shape[-1],
+            like=obs,
+        )
         expected = vmap(transform)(mean)
         centre = transform(torch.zeros_like(mean[0]))
         for name, value in (
@@ -79,11 +91,103 @@ def assert_log_prob_consistent(
 
     slope, log_prob = vmap(grad_and_value(log_density))(u[at], mean[at], std[at])
     slack = (slope * rounding).abs().sum(-1)
-    off = ((info["log_prob"].reshape(-1)[at] - log_prob).abs() - slack).max().item()
+    off = ((given[at] - log_prob).abs() - slack).max().item()
     assert off <= atol, (
         f"log_prob is up to {off:.3g} nats off log N(u; mean, std) - log|det J|: it must be that "
         "of the transformed action"
     )
+
+
+def log_prob_error(actor: Any, obs_dim: int, action_dim: int) -> float | None:
+    """How far log_prob is off the density of the actions, in nats; without knowing the transform.
+
+    A reparameterised actor computes its actions ``[B, A]`` from standard normal numbers ``eps``.
+    Where these are one draw of ``[B, A]``, the density is ``log N(eps; 0, I) - log|det da/d eps|``
+    with the Jacobian by automatic differentiation, whatever mean, std and invertible transform are.
+
+    Args:
+        actor: a copy, whose weights and random generators may change.
+        obs_dim: observation width.
+        action_dim: ``A``.
+
+    Returns:
+        the median over random observations, or None where this cannot be known: the actor draws
+        other random numbers (a mixture, say), or it cannot be run with given ones (compiled code).
+    """
+    generator = torch.Generator().manual_seed(2)
+    spread = torch.linspace(0.2, 2.0, _POINTS).unsqueeze(-1)
+    obs, eps = (
+        (spread * torch.randn(_POINTS, width, generator=generator)).to(
+            next(actor.parameters()).device
+        )
+        for width in (obs_dim, action_dim)
+    )
+    with torch.no_grad():  # any eps will do: of a size that does not saturate the transform
+        eps = eps / mean_and_std(actor, obs)[1].clamp(min=1.0)
+    errors = (_error_on(actor, obs, eps, training) for training in (True, False))
+    return max((error for error in errors if error is not None), default=None)
+
+
+def _error_on(actor: Any, obs: Tensor, eps: Tensor, training: bool) -> float | None:
+    outs = []
+    for _ in range(2):
+        with _Noise(eps) as noise:
+            try:
+                actions, info = actor(obs, training=training)
+            except Exception:  # compiled and scripted code may not run in this mode
+                return None
+        log_prob = info["log_prob"].reshape(-1)
+        outs.append((actions, log_prob))
+    if len(noise.drawn) != 1 or not all(map(torch.allclose, *outs)):
+        return None
+    rows = [
+        torch.autograd.grad(joint.sum(), noise.drawn, retain_graph=True, allow_unused=True)[0]
+        for joint in actions.unbind(-1)
+    ]
+    if any(row is None for row in rows):
+        return None
+    jacobian = torch.stack(rows, 1).double()  # [B, A of the action, A of eps]
+    with torch.no_grad():
+        normal = -0.5 * (eps.double().square() + math.log(2.0 * math.pi)).sum(-1)
+        density = normal - torch.linalg.slogdet(jacobian).logabsdet
+        # Rounding decides the slope of a saturated action.
+        slope = jacobian.norm(dim=1) / mean_and_std(actor, obs)[1]
+        known = (slope > 1e-3 * slope.amax(0)).all(-1) & density.isfinite()
+        off = (log_prob - density)[known].abs()
+    return off.median().item() if len(off) >= _MIN_POINTS else None
+
+
+class _Noise(TorchFunctionMode):
+    """Puts ``eps`` in the place of draws of standard normal numbers of its shape."""
+
+    def __init__(self, eps: Tensor) -> None:
+        super().__init__()
+        self.eps = eps
+        self.drawn: list[Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        match getattr(func, "__name__", ""):
+            case "randn" | "randn_like":
+                standard = True
+            case "normal":
+                standard = _is_standard(*args, **kwargs)
+            case "normal_":
+                standard = _is_standard(*args[1:], **kwargs)
+            case _:
+                standard = False
+        if standard and out.shape == self.eps.shape:
+            leaf = self.eps.to(out, copy=True).requires_grad_()
+            self.drawn.append(leaf)
+            with torch.enable_grad():
+                out.copy_(leaf)  # in place, so that the draw need not be the returned tensor
+        return out
+
+
+def _is_standard(mean: Any = 0.0, std: Any = 1.0, *_: Any, **__: Any) -> bool:
+    mean, std = torch.as_tensor(mean), torch.as_tensor(std)
+    return bool((mean == 0.0).all() and (std == 1.0).all())
 
 
 def _rounding(action: Tensor, centre: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torchrl.data import TensorSpec
 from torchrl.objectives import LossModule
 from torchrl.objectives.utils import hold_out_net
 
-from unilab.errors import ActorContractError, ConfigError
+from unilab.errors import ConfigError
 from unilab.modules import (
     FlashSACActor,
     FlashSACCritic,
@@ -24,7 +24,7 @@ from unilab.modules import (
     action_range,
     actor_semantics,
 )
-from unilab.modules.actor_contract import aux_losses_problem, tensor_problem
+from unilab.modules.actor_calls import forward_outputs
 from unilab.objectives import functional as F
 
 
@@ -327,12 +327,12 @@ class FlashSACLoss(LossModule):
             which belong to the actor's objective too.
         """
         keys = self.tensor_keys
-        obs, critic_obs, action_data = (
-            self._read(tensordict, k) for k in (keys.obs, keys.critic_obs, keys.action)
+        critic_obs, action_data = (
+            self._read(tensordict, k) for k in (keys.critic_obs, keys.action)
         )
-        next_obs = self._read(tensordict, _under_next(keys.obs))
-        rows, weight = obs.shape[0], self._weight(tensordict)
-        actions, log_probs, aux = self._act(torch.cat((obs, next_obs)), training=True)
+        rows, weight = critic_obs.shape[0], self._weight(tensordict)
+        both = self._read_both(tensordict, keys.obs)
+        actions, log_probs, aux = self._act(both, training=True)
         action, log_prob = actions[:rows], log_probs[:rows]
         with hold_out_net(self.critic):
             q = self.critic.value(self.critic(critic_obs, action, training=False)).amin(0)
@@ -348,20 +348,14 @@ class FlashSACLoss(LossModule):
 
     def _act(self, obs: Tensor, training: bool) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
         """Actions ``[B, A]``, log_prob ``[B]`` and auxiliary losses; does not sync the device."""
-        actions, info = self.actor(obs, training=training)
-        rows, like = obs.shape[0], self.critic.support
-        log_prob, aux = info.get("log_prob"), info.get("aux_losses", {}) if training else {}
-        problem = (
-            tensor_problem("actions", actions, (rows, self.critic.action_dim), like)
-            or tensor_problem("log_prob", log_prob, (rows, 1), like)
-            or aux_losses_problem(aux)
+        return forward_outputs(
+            self.actor,
+            self.actor(obs, training=training),
+            training=training,
+            rows=obs.shape[0],
+            action_dim=self.critic.action_dim,
+            like=self.critic.support,
         )
-        if problem:
-            raise ActorContractError(
-                f"{type(self.actor).__name__} breaks the actor contract (ADR-0017 C6 "
-                f"forward(obs, training={training})): {problem} for {rows} observations"
-            )
-        return actions, log_prob.reshape(rows), aux
 
     def alpha_loss(self, entropy: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of the temperature, ``alpha * (entropy - target_entropy)``, and ``alpha``."""
@@ -385,10 +379,9 @@ class FlashSACLoss(LossModule):
         code that compiles as a whole.
         """
         keys = self.tensor_keys
-        critic_obs, action = (self._read(tensordict, k) for k in (keys.critic_obs, keys.action))
-        next_obs, next_critic_obs, reward, terminated = (
-            self._read(tensordict, _under_next(k))
-            for k in (keys.obs, keys.critic_obs, keys.reward, keys.terminated)
+        action = self._read(tensordict, keys.action)
+        next_obs, reward, terminated = (
+            self._read(tensordict, _under_next(k)) for k in (keys.obs, keys.reward, keys.terminated)
         )
         rows = reward.shape[0]
         reward = reward.to(self.critic.support.dtype)
@@ -401,8 +394,8 @@ class FlashSACLoss(LossModule):
         entropy_bonus = -self.alpha * log_prob
         weight = self._weight(tensordict)
         return (
-            torch.cat((critic_obs, next_critic_obs)),
-            torch.cat((action, next_action)),
+            self._read_both(tensordict, keys.critic_obs),
+            _joined("actions of the batch and of the actor", action, next_action),
             reward.reshape(rows),
             terminated.reshape(rows),
             discount,
@@ -458,6 +451,11 @@ class FlashSACLoss(LossModule):
         weight = tensordict.get(self.tensor_keys.priority_weight, None)
         return None if weight is None else weight.reshape(-1).to(self.critic.support.dtype)
 
+    def _read_both(self, tensordict: TensorDictBase, key: NestedKey) -> Tensor:
+        """An entry ``[B, O]`` and the one under ``"next"``, as ``[2B, O]``."""
+        both = [self._read(tensordict, k) for k in (key, _under_next(key))]
+        return _joined(f"{key!r} and {_under_next(key)!r}", *both)
+
     def _read(self, tensordict: TensorDictBase, key: NestedKey) -> Tensor:
         value = tensordict.get(key, None)
         if value is not None:
@@ -468,6 +466,15 @@ class FlashSACLoss(LossModule):
         if key in (critic_obs, _under_next(critic_obs)):
             fix = 'an environment without critic observations needs loss.set_keys(critic_obs="obs")'
         raise ConfigError(f"the batch has no {key!r}, only {', '.join(here)}: {fix}")
+
+
+def _joined(what: str, first: Tensor, second: Tensor) -> Tensor:
+    """Two batches ``[B, *]`` as ``[2B, *]``."""
+    if first.shape != second.shape:
+        raise ConfigError(
+            f"{what} must have the same shape, got {list(first.shape)} and {list(second.shape)}"
+        )
+    return torch.cat((first, second))
 
 
 def _mean(value: Tensor, weight: Tensor | None) -> Tensor:

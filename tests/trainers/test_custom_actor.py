@@ -27,6 +27,13 @@ from unilab.trainers import FlashSACLearner, compilation
 PLAIN = "reference.actors:PlainActor"
 
 
+class Alone(PlainActor):
+    """Returns its actions alone."""
+
+    def forward(self, obs: Tensor, training: bool) -> Tensor:
+        return super().forward(obs, training)[0]
+
+
 def plain(action_dim: int = 2, **kwargs: object) -> PlainActor:
     spec = FlashSACActorSpec(builder=PLAIN, kwargs=kwargs)
     return build_actor(spec, obs_dim=3, action_dim=action_dim)
@@ -56,6 +63,27 @@ def test_c09_c10_optimizer_exploration_evaluation_and_export_read_one_storage(ma
     after = actor.explore(obs, deterministic=True)
     assert not torch.equal(before, after)
     torch.testing.assert_close(export(obs).detach(), after)
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda loss: setattr(loss.actor.mean, "weight", nn.Parameter(torch.ones(2, 3))), "mean.w"),
+        (lambda loss: setattr(loss.actor, "mean", nn.Linear(3, 2)), "mean.weight, mean.bias"),
+        (lambda loss: setattr(loss.actor.mean, "bias", None), "some"),
+        (lambda loss: setattr(loss.critic, "head", tiny_critic().head), "head.weight"),
+    ],
+)
+def test_c09_a_parameter_that_is_replaced_in_training_is_refused(change, name):
+    training = learner(plain())
+    training.update(tiny_batch())
+    training.loss.actor.part = nn.Identity()  # without parameters
+    training.update(tiny_batch())
+    change(training.loss)
+    before = copy.deepcopy(training.loss.state_dict())
+    with pytest.raises(ActorContractError, match=f"C9.*{name}"):
+        training.update(tiny_batch())
+    assert unchanged(training, before)
 
 
 def test_c11_auxiliary_gradients_reach_the_actor_through_its_optimizer():
@@ -183,6 +211,7 @@ def test_c06_auxiliary_losses_are_named_scalars_in_every_update(aux, message):
     [
         (PlainActor(3, 1), r"actions.*\[16, 2\].*\[16, 1\]"),
         (PlainActor(3, 2).double(), "actions.*float32.*float64"),
+        (Alone(3, 2), r"Alone.*C6.*\(actions, info\).*\[16, 2\]"),
     ],
 )
 def test_c06_actions_that_do_not_fit_the_critic_are_refused_at_the_first_batch(actor, message):
@@ -231,6 +260,37 @@ def test_c18_an_instance_of_unknown_builder_says_so():
     semantics = actor_semantics(PlainActor(3, 2))
     assert (semantics["kind"], semantics["builder"]) == ("custom", None)
     assert copy.deepcopy(plain())._built_as == plain()._built_as
+
+
+def exchange_head(actor: FlashSACActor) -> None:
+    actor.mean_head = nn.Linear(4, 2)
+
+
+def exchange_transform(actor: FlashSACActor) -> None:
+    actor._transform = torch.sin
+
+
+def exchange_range(actor: FlashSACActor) -> None:
+    actor.action_scale.mul_(2.0)
+
+
+def exchange_class(actor: FlashSACActor) -> None:
+    actor.__class__ = type("Other", (FlashSACActor,), {})
+
+
+@pytest.mark.parametrize(
+    "exchange", [exchange_head, exchange_transform, exchange_range, exchange_class]
+)
+def test_c18_an_actor_that_was_exchanged_in_part_is_not_what_was_built(exchange):
+    actor = tiny_actor()
+    training = learner(actor)
+    assert actor_semantics(copy.deepcopy(actor).double()) == actor_semantics(actor)
+    state = training.state_dict()
+    exchange(actor)
+    semantics = actor_semantics(actor)
+    assert (semantics["kind"], semantics["builder"]) == ("custom", None)
+    with pytest.raises(CheckpointError, match="kind is 'flashsac' there and 'custom' here"):
+        learner(actor).load_state_dict(state)
 
 
 def changed(**changes: object):

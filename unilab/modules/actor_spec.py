@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torchrl.data import TensorSpec
 
 from unilab.errors import ActorContractError, ConfigError, did_you_mean
@@ -88,7 +88,28 @@ def record_build(
 ) -> None:
     """Stores on an actor how it was built, for :func:`actor_semantics`."""
     # A plain attribute: not in the state dict, and copied with the actor.
-    actor.__dict__["_built_as"] = {**spec.to_dict(), "obs_dim": obs_dim, "action_dim": action_dim}
+    actor.__dict__["_built_as"] = {
+        **spec.to_dict(),
+        "obs_dim": obs_dim,
+        "action_dim": action_dim,
+        "structure": _structure(actor),
+    }
+
+
+def _structure(actor: nn.Module) -> dict[str, Any]:
+    """What a builder decides about an actor beside the weights: parts, sizes and transform."""
+    parts = {}
+    for name, module in actor.named_modules():
+        kind = type(module)
+        replaced = [
+            k for k, v in vars(module).items() if callable(v) and callable(getattr(kind, k, 0))
+        ]
+        parts[name] = (f"{kind.__module__}:{kind.__qualname__}", *sorted(replaced))
+    sizes = {name: tuple(p.shape) for name, p in actor.named_parameters()}
+    # The transforms of this library's actors have constants.
+    ends = (getattr(actor, name, None) for name in ("action_scale", "action_offset"))
+    transform = [end.tolist() for end in ends if isinstance(end, Tensor)]
+    return {"parts": parts, "sizes": sizes, "transform": transform}
 
 
 def actor_semantics(actor: nn.Module) -> dict[str, Any]:
@@ -97,14 +118,17 @@ def actor_semantics(actor: nn.Module) -> dict[str, Any]:
     Returns:
         JSON values: ``schema_version``, ``kind`` (``"flashsac"`` or ``"custom"``), ``builder``
         (None for a custom actor that :func:`~unilab.modules.build_actor` did not build),
-        ``kwargs``, ``obs_dim``, ``action_dim``, ``action_transform``.
+        ``kwargs``, ``obs_dim``, ``action_dim``, ``action_transform``. An actor whose parts, methods
+        or action range were exchanged after it was built is a custom one of unknown builder.
     """
-    built = getattr(actor, "_built_as", None) or {
-        "builder": None,
-        "kwargs": {},
-        "obs_dim": getattr(actor, "obs_dim", None),
-        "action_dim": getattr(actor, "action_dim", None),
-    }
+    built = getattr(actor, "_built_as", None)
+    if built is None or built["structure"] != _structure(actor):
+        built = {
+            "builder": None,
+            "kwargs": {},
+            "obs_dim": getattr(actor, "obs_dim", None),
+            "action_dim": getattr(actor, "action_dim", None),
+        }
     return {
         "schema_version": SCHEMA_VERSION,
         "kind": "flashsac" if built["builder"] == BUILT_IN else "custom",

@@ -115,6 +115,13 @@ class FlashSACLearner:
             "critic": list(loss.critic.parameters()),
         }
         trained = {id(p) for group in parameters.values() for p in group}
+        # Where the networks keep their parts: compared before each update, in microseconds.
+        self._slots = [
+            slot
+            for module in (*loss.actor.modules(), *loss.critic.modules())
+            for slot in (module._parameters, module._modules)
+        ]
+        self._parts = self._in_slots()
         own = [k for k, p in loss.named_parameters() if p.requires_grad and id(p) not in trained]
         if own:
             raise ConfigError(
@@ -160,6 +167,8 @@ class FlashSACLearner:
             device is not synchronised, but for a look at ``q_clipped`` in every 1000th update.
         """
         began = time.perf_counter()
+        if self._in_slots() != self._parts:
+            self._check_parameters()
         with timeit("update"), self._precision():
             if self.update_count % self.actor_update_period == 0:
                 self._actor_metrics = self._actor_step(tensordict)
@@ -175,6 +184,23 @@ class FlashSACLearner:
         if self._on_cpu:
             self._slow_updates.add(time.perf_counter() - began)
         return TensorDict(metrics)
+
+    def _in_slots(self) -> list[int]:
+        return [id(part) for slot in self._slots for part in slot.values()]
+
+    def _check_parameters(self) -> None:
+        """C9: the networks' parameters are those that the optimizers hold."""
+        for name, network in (("actor", self.loss.actor), ("critic", self.loss.critic)):
+            held = {id(p) for p in self._optimizers[name].param_groups[0]["params"]}
+            new = [key for key, p in network.named_parameters() if id(p) not in held]
+            if new or len([*network.parameters()]) != len(held):
+                raise ActorContractError(
+                    f"parameters of the {name} must stay those that its optimizer trains (ADR-0017 "
+                    f"C9), but before update {self.update_count} "
+                    f"{', '.join(new) or 'some'} were replaced or removed: change parameters in "
+                    "place under torch.no_grad(), or make a learner of the new network"
+                )
+        self._parts = self._in_slots()  # parts without parameters came or went
 
     def _check_clipped(self, share: float) -> None:
         """Warns once, when two looks in a row find much of the target's mass clipped."""

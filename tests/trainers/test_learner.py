@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections import defaultdict
 from functools import partial
 
 import pytest
 import torch
+from reference.actors import PlainActor
 from reference.tiny import ACTION, OBS, tiny_actor, tiny_batch, tiny_critic, tiny_loss
 from torch import Tensor, nn
 from torchrl import timeit
 from torchrl.data import LazyTensorStorage, TensorDictPrioritizedReplayBuffer
 
 from unilab.data import RewardNormalizer
-from unilab.errors import ConfigError
+from unilab.errors import ActorContractError, ConfigError, NonFiniteError
 from unilab.modules import FlashSACActor
 from unilab.modules.layers import UnitLinear
 from unilab.objectives import FlashSACLoss
@@ -209,6 +211,106 @@ def test_state_round_trip_continues_bit_for_bit(tmp_path, stop):
     assert restored.update_count == stop
     assert same(run(restored, range(stop, 6)), want)
     assert same(restored.state_dict(), learner.state_dict())
+
+
+class Critical(PlainActor):
+    """Fails in the critic's part of an update, after the actor's step."""
+
+    fails = False
+
+    def forward(self, obs: Tensor, training: bool) -> tuple[Tensor, dict]:
+        if self.fails and not training:
+            raise RuntimeError("not now")
+        return super().forward(obs, training)
+
+
+def without(key):
+    return lambda batch: batch.exclude(key)
+
+
+def with_entry(key, change):
+    return lambda batch: batch.set(key, change(batch[key]))
+
+
+BAD_BATCHES = {
+    "no critic obs": (without("critic"), "'critic'"),
+    "no next obs": (without(("next", "obs")), "'obs'"),
+    "no reward": (without(("next", "reward")), "reward"),
+    "critic obs too wide": (with_entry("critic", lambda v: v.repeat(1, 2)), "critic obs"),
+    "next critic obs too wide": (
+        with_entry(("next", "critic"), lambda v: v.repeat(1, 2)),
+        "next critic obs",
+    ),
+    "next obs too wide": (with_entry(("next", "obs"), lambda v: v.repeat(1, 2)), "same shape"),
+    "two rewards": (with_entry(("next", "reward"), lambda v: v.repeat(1, 2)), "reward"),
+    "two flags": (with_entry(("next", "terminated"), lambda v: v.repeat(1, 2)), "terminated"),
+    "float64": (with_entry(("next", "critic"), torch.Tensor.double), "float64"),
+    "other device": (with_entry(("next", "reward"), lambda v: v.to("meta")), "reward.*meta"),
+    "weights": (lambda b: b.set("priority_weight", torch.ones(8, 2)), "priority_weight"),
+    "locked": (lambda b: b.lock_(), "unlocked"),
+}
+
+
+def trained_twins() -> list[FlashSACLearner]:
+    learners = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        learners.append(FlashSACLearner(FlashSACLoss(Critical(OBS, ACTION), tiny_critic())))
+        run(learners[-1], range(2))
+    return learners
+
+
+@pytest.mark.parametrize("kind", BAD_BATCHES)
+def test_a_refused_batch_leaves_the_learner_as_it_was(kind):
+    change, name = BAD_BATCHES[kind]
+    learner, twin = trained_twins()
+    before = copy.deepcopy(learner.state_dict())
+    with pytest.raises(ConfigError, match=name):
+        learner.update(change(tiny_batch(seed=7)))
+    assert same(learner.state_dict(), before)
+    assert same(run(learner, range(2, 5)), run(twin, range(2, 5)))
+    assert same(learner.state_dict(), twin.state_dict())
+
+
+@pytest.mark.parametrize("refused", ["aux", "aux names", "raises", "gradients"])
+def test_a_refused_step_of_the_actor_leaves_the_learner_as_it_was(refused):
+    learner, twin = trained_twins()
+    actor, before = learner.loss.actor, copy.deepcopy(learner.state_dict())
+
+    def fails(*args):
+        raise NonFiniteError("no gradients")
+
+    if refused == "gradients":
+        params = learner._optimizers["alpha"].param_groups[0]["params"]
+        learner._sync_gradients = lambda given: fails() if given is params else None
+    else:
+        change = {"aux": {"shy": torch.tensor(math.nan)}, "aux names": {}}.get(refused)
+        actor.aux = fails if change is None else lambda mean, log_std: change
+    with pytest.raises((ActorContractError, NonFiniteError)):
+        learner.update(tiny_batch(seed=7))
+    assert same(learner.state_dict(), before)
+    learner._sync_gradients = None
+    actor.__dict__.pop("aux", None)
+    assert same(run(learner, range(2, 5)), run(twin, range(2, 5)))
+    assert same(learner.state_dict(), twin.state_dict())
+
+
+def test_after_an_error_in_the_critics_step_the_actors_is_not_repeated():
+    learner, twin = trained_twins()
+    learner.loss.actor.fails = True
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="not now"):
+            run(learner, range(2, 3))
+    assert learner.state_dict()["schedules"] == {"actor": 2, "alpha": 2, "critic": 2}
+    learner.loss.actor.fails = False
+    run(learner, range(2, 3))
+    run(twin, range(2, 3))
+    states = learner.state_dict(), twin.state_dict()
+    for name in ("schedules", "update_count", "actor_metrics"):
+        assert same(*(state[name] for state in states))
+    actors = [{k: v for k, v in s["loss"].items() if k.startswith("actor")} for s in states]
+    assert same(*actors)
+    assert run(learner, range(3, 5))
 
 
 def test_bfloat16_is_used_inside_the_hidden_layers_alone():

@@ -25,6 +25,7 @@ from unilab.modules import (
     actor_semantics,
 )
 from unilab.modules.actor_calls import forward_outputs
+from unilab.modules.layers import check_input
 from unilab.objectives import functional as F
 
 
@@ -319,6 +320,41 @@ class FlashSACLoss(LossModule):
         if "td_error" in critic_info:
             tensordict.set(self.tensor_keys.priority, critic_info.pop("td_error"))
 
+    def check_batch(self, tensordict: TensorDictBase) -> None:
+        """Refuse a batch that one of the losses cannot use, before any of them has run.
+
+        Looks at entries, shapes, dtypes and devices, not at values.
+        """
+        keys, like = self.tensor_keys, self.critic.support
+        batch = {key: self._read(tensordict, key) for key in self.in_keys}
+        obs, next_obs = batch[keys.obs], batch[_under_next(keys.obs)]
+        critic_obs = batch[keys.critic_obs], batch[_under_next(keys.critic_obs)]
+        _check_same_shape(f"{keys.obs!r} and {_under_next(keys.obs)!r}", obs, next_obs)
+        for when, value in zip(("", "next "), critic_obs, strict=True):
+            check_input(f"{when}critic observation", value, self.critic.obs_dim, like.dtype)
+        check_input("action", batch[keys.action], self.critic.action_dim, like.dtype)
+        rows = len(obs)
+        singles = [_under_next(keys.reward), _under_next(keys.terminated)]
+        for key in (keys.steps_to_next_obs, keys.priority_weight):
+            if (value := tensordict.get(key, None)) is not None:
+                singles.append(key)
+                batch[key] = value
+        for key, value in batch.items():
+            if len(value) != rows or (key in singles and value.numel() != rows):
+                one = "one number for each" if key in singles else "all"
+                raise ConfigError(
+                    f"{key!r} must have {one} of {rows} rows, got shape {list(value.shape)}"
+                )
+            if value.device != like.device:
+                raise ConfigError(
+                    f"{key!r} must be on {like.device} as the critic, got {value.device}: move the "
+                    "batch with batch.to(device)"
+                )
+        if tensordict.is_locked and tensordict.get(keys.priority, None) is None:
+            raise ConfigError(
+                f"the batch must be unlocked, because it gets {keys.priority!r}: use batch.copy()"
+            )
+
     def actor_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of the actor; the critic is frozen.
 
@@ -470,11 +506,15 @@ class FlashSACLoss(LossModule):
 
 def _joined(what: str, first: Tensor, second: Tensor) -> Tensor:
     """Two batches ``[B, *]`` as ``[2B, *]``."""
+    _check_same_shape(what, first, second)
+    return torch.cat((first, second))
+
+
+def _check_same_shape(what: str, first: Tensor, second: Tensor) -> None:
     if first.shape != second.shape:
         raise ConfigError(
             f"{what} must have the same shape, got {list(first.shape)} and {list(second.shape)}"
         )
-    return torch.cat((first, second))
 
 
 def _mean(value: Tensor, weight: Tensor | None) -> Tensor:

@@ -153,9 +153,16 @@ class FlashSACLearner:
         self._looks_clipped, self._warned = 0, False
         self._actor_step, self._critic_step = self._steps()
         self._actor_metrics: dict[str, Tensor] = {}
+        self._actor_is_done = False  # an error came between the two steps of an update
 
     def update(self, tensordict: TensorDictBase) -> TensorDict:
         """One update on one batch, timed as ``torchrl.timeit("update")``.
+
+        An error about the batch, the actor's forward pass in training, an auxiliary loss or
+        ``sync_gradients`` of the actor's step comes before anything has moved, but for random
+        generators and statistics that the networks' own forward passes move. After a later error
+        (in the critic's step, or of an actor that fails with ``training=False``) the actor's step
+        of this update is done: the next call does not repeat it, but makes the critic's.
 
         Args:
             tensordict: batch ``[B]`` with the loss's ``in_keys``; rewards already normalised. It
@@ -170,14 +177,17 @@ class FlashSACLearner:
         if self._in_slots() != self._parts:
             self._check_parameters()
         with timeit("update"), self._precision():
-            if self.update_count % self.actor_update_period == 0:
+            self.loss.check_batch(tensordict)
+            if self.update_count % self.actor_update_period == 0 and not self._actor_is_done:
                 self._actor_metrics = self._actor_step(tensordict)
                 self._schedules["actor"].step()
                 self._schedules["alpha"].step()
+                self._actor_is_done = True
             critic_metrics = self._critic_step(tensordict)
-            self.loss.write_priority(tensordict, critic_metrics)
             self._schedules["critic"].step()
             self.update_count += 1
+            self._actor_is_done = False
+            self.loss.write_priority(tensordict, critic_metrics)
             if self.update_count % _LOOK_INTERVAL == 0 and "q_clipped" in critic_metrics:
                 self._check_clipped(critic_metrics["q_clipped"].item())
             metrics = {**self._actor_metrics, **critic_metrics, "alpha": self.loss.alpha}
@@ -220,11 +230,10 @@ class FlashSACLearner:
         loss_actor, info = self.loss.loss_and_metrics("actor_loss", tensordict)
         aux = {key: value for key, value in info.items() if key.startswith(_AUX)}
         self._check_aux(aux)
-        self._minimize("actor", sum(aux.values(), loss_actor))
+        loss_alpha, _ = self.loss.loss_and_metrics("alpha_loss", info["entropy"])
+        self._minimize(actor=sum(aux.values(), loss_actor), alpha=loss_alpha)
         if self._normalize_actor:
             self.loss.actor.normalize_parameters()
-        loss_alpha, _ = self.loss.loss_and_metrics("alpha_loss", info["entropy"])
-        self._minimize("alpha", loss_alpha)
         metrics = {"loss_actor": loss_actor, "loss_alpha": loss_alpha, **info}
         return _detached(metrics)
 
@@ -250,18 +259,21 @@ class FlashSACLearner:
 
     def _step_critic(self, tensordict: TensorDictBase) -> dict[str, Tensor]:
         loss_qvalue, info = self.loss.loss_and_metrics("qvalue_loss", tensordict)
-        self._minimize("critic", loss_qvalue)
+        self._minimize(critic=loss_qvalue)
         self.loss.critic.normalize_parameters()
         self._target_update.step()
         return _detached({"loss_qvalue": loss_qvalue, **info})
 
-    def _minimize(self, name: str, loss: Tensor) -> None:
-        optimizer = self._optimizers[name]
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        if self._sync_gradients is not None:
-            self._sync_gradients(_parameters(optimizer))
-        optimizer.step()
+    def _minimize(self, **losses: Tensor) -> None:
+        """One step of each named optimizer; none before all gradients are there."""
+        optimizers = [self._optimizers[name] for name in losses]
+        for optimizer, loss in zip(optimizers, losses.values(), strict=True):
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            if self._sync_gradients is not None:
+                self._sync_gradients(_parameters(optimizer))
+        for optimizer in optimizers:
+            optimizer.step()
 
     def _steps(self) -> tuple[Step, Step]:
         """The two parts of an update, captured if wanted."""
@@ -331,6 +343,7 @@ class FlashSACLearner:
         device = self.loss.log_alpha.device
         self._actor_metrics = {k: v.to(device) for k, v in state["actor_metrics"].items()}
         self.update_count = int(state["update_count"])
+        self._actor_is_done = False
         # A captured graph reads the tensors that the optimizers held before.
         self._actor_step, self._critic_step = self._steps()
 

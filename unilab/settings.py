@@ -61,22 +61,63 @@ class OffPolicyCfg:
 
     def frames_left(self, done: int) -> int:
         """Environment steps to take after ``done``, in whole steps of all environments."""
-        if done >= self.total_frames:
-            raise ConfigError(
-                f"algo.total_frames must be more than the {done} steps that the run has taken, got "
-                f"{self.total_frames}: continue it with algo.total_frames={2 * done}"
-            )
-        return self._whole_steps(self.total_frames - done)
+        return _frames_left(done, self.total_frames, self.num_envs)
 
     def random_frames_left(self, done: int) -> int:
         """Environment steps to take after ``done`` with uniform random actions.
 
         A resumed run refills its buffer with its policy.
         """
-        return self._whole_steps(max(0, self.learning_starts - done) if self.random_warmup else 0)
+        left = max(0, self.learning_starts - done) if self.random_warmup else 0
+        return _whole(left, self.num_envs)
 
-    def _whole_steps(self, frames: int) -> int:
-        return -(-frames // self.num_envs) * self.num_envs
+
+@dataclass(frozen=True, kw_only=True)
+class OnPolicyCfg:
+    """Data of an on-policy algorithm: how much is collected with one policy, and how it is used.
+
+    The defaults suit two CPU cores, where a rollout of 256 environments takes as long as its
+    updates; on a GPU take 4096.
+    """
+
+    num_envs: Count = 256
+    """Environments in parallel. More: steadier gradients, fewer updates for each transition."""
+    num_steps: Count = 24
+    """Control steps of a rollout, in each environment. Longer: less of a return is estimated by the
+    value network, more frames for each update."""
+    total_frames: Count = 10_000_000
+    """Length of the run in environment steps, all environments together."""
+    num_epochs: Count = 5
+    """Passes over a rollout."""
+    num_minibatches: Count = 4
+    """Updates of a pass, each on its own part of the rollout."""
+    gamma: float = 0.99
+    """Discount of one control step; the horizon is ``1 / (1 - gamma)`` steps, 100 for 0.99."""
+    gae_lambda: float = 0.95
+    """Weight of rewards against the value network in advantages. Larger: less bias, more noise."""
+
+    def frames_left(self, done: int) -> int:
+        """Environment steps to take after ``done``, in whole rollouts."""
+        return _frames_left(done, self.total_frames, self.rollout_frames)
+
+    @property
+    def rollout_frames(self) -> int:
+        """Environment steps of a rollout, all environments together."""
+        return self.num_envs * self.num_steps
+
+
+def _frames_left(done: int, total: int, unit: int) -> int:
+    if done >= total:
+        raise ConfigError(
+            f"algo.total_frames must be more than the {done} steps that the run has taken, got "
+            f"{total}: continue it with algo.total_frames={2 * done}"
+        )
+    return _whole(total - done, unit)
+
+
+def _whole(frames: int, unit: int) -> int:
+    """The next multiple of a unit."""
+    return -(-frames // unit) * unit
 
 
 _THREAD_SIZE = 2**23

@@ -34,7 +34,8 @@ class Algorithm:
 _registered = {
     "flashsac": Algorithm(
         "unilab.conf.flashsac:FlashSACCfg", "unilab.examples.train_flashsac:train"
-    )
+    ),
+    "ppo": Algorithm("unilab.conf.ppo:PPOCfg", "unilab.examples.train_ppo:train"),
 }
 
 

@@ -5,6 +5,7 @@ from unilab.trainers.checkpoint import Checkpointer, Counters, EnvTrainingState,
 from unilab.trainers.evaluation import Evaluator
 from unilab.trainers.learner import FlashSACLearner
 from unilab.trainers.load_actor import load_env_training_state, load_play_actor
+from unilab.trainers.ppo_learner import PPOLearner
 from unilab.trainers.run import Run, run_identity
 from unilab.trainers.runner import OffPolicyRunner, OnPolicyRunner
 
@@ -17,6 +18,7 @@ __all__ = [
     "FlashSACLearner",
     "OffPolicyRunner",
     "OnPolicyRunner",
+    "PPOLearner",
     "ReplayContents",
     "Run",
     "load_env_training_state",

@@ -1,0 +1,123 @@
+"""Train PPO on a unilab task; `unilab train ppo` runs this file.
+
+    python examples/train_ppo.py task=pendulum_swingup algo.num_envs=64 training.max_minutes=1
+
+Settings and their defaults: unilab/conf/ppo and unilab/settings.py; `--cfg job` prints them.
+"""
+
+from __future__ import annotations
+
+# First, as it sets how PyTorch's threads wait for each other.
+from unilab.conf.training_command import hydra_main
+
+# isort: split
+import torch
+from torchrl.modules import ValueOperator
+from torchrl.objectives import ClipPPOLoss
+from torchrl.objectives.value import GAE
+
+from unilab.collectors import make_collector
+from unilab.conf.envs import make_eval_env, make_training_env
+from unilab.conf.ppo import PPOAlgoCfg, PPOCfg
+from unilab.data import minibatches
+from unilab.envs import TorchEnv
+from unilab.modules import GaussianPolicy, ValueNetwork, build_actor
+from unilab.output import say
+from unilab.trainers import Evaluator, OnPolicyRunner, PPOLearner, Run, run_identity
+
+
+def make_learner(
+    algo: PPOAlgoCfg, env: TorchEnv, critic_obs: str, device: torch.device
+) -> PPOLearner:
+    """Networks, loss and optimizer for the observations and actions of an environment."""
+    params, widths = algo.algo_params, env.obs_groups_spec
+    actor = build_actor(
+        params.actor_spec(),
+        obs_dim=widths["obs"],
+        action_dim=env.action_spec.shape[-1],
+        device=device,
+    )
+    critic = ValueNetwork(
+        widths[critic_obs],
+        params.critic_hidden_dims,
+        params.activation,
+        normalize_obs=params.normalize_obs,
+        device=device,
+    )
+    value = ValueOperator(critic, in_keys=[critic_obs])
+    loss = ClipPPOLoss(
+        GaussianPolicy(actor),
+        value,
+        clip_epsilon=params.clip_epsilon,
+        clip_value=params.clip_value,
+        entropy_coeff=params.entropy_coeff,
+        critic_coeff=params.critic_coeff,
+        loss_critic_type="l2",
+        functional=False,
+    )
+    advantages = GAE(
+        gamma=algo.gamma,
+        lmbda=algo.gae_lambda,
+        value_network=value,
+        average_gae=True,
+        vectorized=False,
+        deactivate_vmap=True,
+        device=device,
+    )
+    return PPOLearner(
+        loss,
+        advantages,
+        lr=params.lr,
+        desired_kl=params.desired_kl,
+        max_grad_norm=params.max_grad_norm,
+    )
+
+
+def train(cfg: PPOCfg) -> int:
+    """Run one training; returns the exit code."""
+    algo, training = cfg.algo, cfg.training
+    device = training.resolve_device()
+    torch.set_num_threads(training.resolve_threads(device, algo.update_size()).learner)
+    torch.manual_seed(training.seed)
+
+    eval_env = make_eval_env(cfg)
+    critic_obs = "critic" if "critic" in eval_env.obs_groups_spec else "obs"
+    learner = make_learner(algo, eval_env, critic_obs, device)
+    policy = learner.loss.actor_network
+    env = make_training_env(cfg)
+
+    # A new run, or the one to resume from its last checkpoint.
+    run = Run.open(
+        cfg,
+        identity=run_identity(cfg.task, eval_env.obs_groups_spec, critic_obs, learner.actor),
+        env=env,
+        eval_env=eval_env,
+        learner=learner,
+    )
+    collector = make_collector(
+        env,
+        policy,
+        placement=training.resolve_placement(),
+        frames_per_batch=algo.rollout_frames,
+        total_frames=algo.frames_left(run.counters.frames),
+    )
+    with OnPolicyRunner(
+        collector,
+        learner,
+        training=training,
+        run=run,
+        evaluate=Evaluator(eval_env, policy, trained=env),
+        drain_metrics=env.drain_metrics,
+    ) as runner:
+        for data in runner:  # act and step
+            rollout = learner.add_advantages(data)
+            for batch in minibatches(rollout, algo.num_minibatches, algo.num_epochs):
+                runner.record(learner.update(batch))
+            learner.update_normalizers(rollout)  # for the next rollout
+    eval_env.close()
+    say(run.summary())
+    return runner.exit_code
+
+
+if __name__ == "__main__":
+    hydra_main(train, PPOCfg)()

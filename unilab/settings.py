@@ -96,6 +96,13 @@ class OnPolicyCfg:
     gae_lambda: float = 0.95
     """Weight of rewards against the value network in advantages. Larger: less bias, more noise."""
 
+    def __post_init__(self) -> None:
+        if self.num_minibatches > self.rollout_frames:
+            raise ConfigError(
+                f"num_minibatches must be at most {self.rollout_frames}, the transitions of a "
+                f"rollout, got {self.num_minibatches}: increase num_envs or num_steps"
+            )
+
     def frames_left(self, done: int) -> int:
         """Environment steps to take after ``done``, in whole rollouts."""
         return _frames_left(done, self.total_frames, self.rollout_frames)

@@ -11,19 +11,33 @@ import torch
 from unilab.conf import compose
 from unilab.examples import train_flashsac
 
-TINY = [
+_SHORT = [
     "algo.num_envs=4",
-    "algo.batch_size=16",
-    "algo.learning_starts=32",
-    "algo.n_step=1",
-    "algo.replay_capacity=1000",
     "algo.total_frames=160",
     "training.num_threads=1",
     "training.device=cpu",
     "training.eval_num_envs=2",
     "env.episode_length_s=0.4",
 ]
-"""Settings of any algorithm."""
+
+TINY = [
+    *_SHORT,
+    "algo.batch_size=16",
+    "algo.learning_starts=32",
+    "algo.n_step=1",
+    "algo.replay_capacity=1000",
+]
+"""Settings of any off-policy algorithm."""
+
+TINY_PPO = [
+    *_SHORT,
+    "algo.name=ppo",
+    "algo.num_steps=10",
+    "algo.num_minibatches=2",
+    "algo.num_epochs=2",
+    "algo.algo_params.actor_hidden_dims=[8]",
+    "algo.algo_params.critic_hidden_dims=[8]",
+]
 
 NETWORKS = ["algo.algo_params.actor_hidden_dim=8", "algo.algo_params.critic_hidden_dim=8"]
 

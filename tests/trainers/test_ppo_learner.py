@@ -238,12 +238,6 @@ def test_a_setting_that_cannot_train_is_refused(kwargs, name):
         learner(**kwargs)
 
 
-@pytest.mark.parametrize("num", [0, 13])
-def test_minibatches_that_cannot_be_are_refused(num):
-    with pytest.raises(ConfigError, match=f"num_minibatches.*{num}"):
-        next(minibatches(TensorDict({}, [12]), num, 1))
-
-
 def test_every_row_is_in_one_minibatch_of_each_epoch():
     rollout = TensorDict({"row": torch.arange(14)}, [14])
     parts = [batch["row"] for batch in minibatches(rollout, 4, 3)]

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 import torch
 from tensordict import TensorDictBase
 
-from unilab.errors import ConfigError
-
 
 def minibatches(
     rollout: TensorDictBase, num_minibatches: int, num_epochs: int
@@ -20,13 +18,7 @@ def minibatches(
         num_minibatches: parts of an epoch; if ``B`` is no multiple, some have one row more.
         num_epochs: passes over the rollout.
     """
-    rows = rollout.numel()
-    if not 1 <= num_minibatches <= rows:
-        raise ConfigError(
-            f"num_minibatches must be from 1 to the {rows} transitions of a rollout, got "
-            f"{num_minibatches}"
-        )
     for _ in range(num_epochs):
-        order = torch.randperm(rows, device=rollout.device)
+        order = torch.randperm(rollout.numel(), device=rollout.device)
         for part in order.tensor_split(num_minibatches):
             yield rollout[part]

@@ -25,6 +25,7 @@ class Metric:
 
 _RUNNER = "unilab.trainers.runner"
 _LEARNER = "unilab.trainers.learner"
+_PPO = "unilab.trainers.ppo_learner"
 _EVALUATION = "unilab.trainers.evaluation"
 _ENV = "unilab.envs"
 
@@ -48,6 +49,13 @@ METRICS: dict[str, Metric] = {
         Metric("Loss/actor", "1", "mean", _LEARNER),
         Metric("Loss/qvalue", "nat", "mean", _LEARNER),
         Metric("Loss/alpha", "1", "mean", _LEARNER),
+        Metric("Loss/objective", "1", "mean", _PPO),
+        Metric("Loss/critic", "reward^2", "mean", _PPO),
+        Metric("Loss/entropy", "1", "mean", _PPO),
+        Metric("Policy/kl", "nat", "mean", _PPO),
+        Metric("Policy/clip_fraction", "share of transitions", "mean", _PPO),
+        Metric("Policy/learning_rate", "1", "mean", _PPO),
+        Metric("Critic/explained_variance", "1", "mean", _PPO),
         Metric("Policy/alpha", "1", "mean", _LEARNER),
         Metric("Policy/entropy", "nat", "mean", _LEARNER),
         Metric("Critic/q_mean", "normalised reward", "mean", _LEARNER),

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 _TAGS = {
     "alpha": "Policy/alpha",
     "entropy": "Policy/entropy",
+    "kl": "Policy/kl",
+    "clip_fraction": "Policy/clip_fraction",
+    "learning_rate": "Policy/learning_rate",
+    "explained_variance": "Critic/explained_variance",
     "q_mean": "Critic/q_mean",
     "q_clipped": "Critic/q_clipped",
 }

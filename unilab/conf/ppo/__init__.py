@@ -88,5 +88,7 @@ class PPOCfg:
     """A name that ``unilab list`` shows."""
     algo: PPOAlgoCfg = field(default_factory=PPOAlgoCfg)
     training: TrainingCfg = field(default_factory=TrainingCfg)
-    env: dict[str, Any] = field(default_factory=dict)
-    """Overrides of the task's own configuration, as in ``unilab.make(overrides=...)``."""
+    env: dict[str, Any] = field(default_factory=lambda: {"init_at_random_ep_len": True})
+    """Overrides of the task's own configuration, as in ``unilab.make(overrides=...)``. The first
+    episodes begin at random points of their time: without that a rollout of a task that only ends
+    by its time limit would hold the same part of all episodes."""

@@ -3,7 +3,7 @@
 # make test                      the test suite, without what is slow
 # make test-all                  the whole suite: slow tests and the programs of docs/ too
 # make check                     lint, types and import layers
-# make docs-tables               rewrite the settings tables of docs/guide/algorithm.md
+# make docs-tables               rewrite the settings tables of docs/guide
 # Each target sets up what it needs: a virtual environment in .venv with the pinned packages.
 
 PYTHON ?= python3

@@ -1,4 +1,4 @@
-"""Rewrite the settings tables of guide/algorithm.md from the dataclasses: `make docs-tables`.
+"""Rewrite the settings tables of the guide from the dataclasses: `make docs-tables`.
 
 A table lies between `<!-- settings: module:Class -->` and `<!-- end -->`.
 """
@@ -14,7 +14,7 @@ import re
 from itertools import pairwise
 from pathlib import Path
 
-PAGE = Path(__file__).parent / "guide" / "algorithm.md"
+PAGES = [Path(__file__).parent / "guide" / name for name in ("algorithm.md", "algorithms.md")]
 _TABLE = re.compile(r"(<!-- settings: ([\w.]+):(\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -49,4 +49,5 @@ def _docs(cls: type) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(with_tables(PAGE.read_text()))
+    for page in PAGES:
+        page.write_text(with_tables(page.read_text()))

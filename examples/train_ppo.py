@@ -20,7 +20,7 @@ from unilab.collectors import make_collector
 from unilab.conf.envs import make_eval_env, make_training_env
 from unilab.conf.ppo import PPOAlgoCfg, PPOCfg
 from unilab.data import minibatches
-from unilab.envs import TorchEnv
+from unilab.envs import TorchEnv, checked_mirror
 from unilab.modules import GaussianPolicy, ValueNetwork, build_actor
 from unilab.output import say
 from unilab.trainers import Evaluator, OnPolicyRunner, PPOLearner, Run, run_identity
@@ -84,6 +84,7 @@ def train(cfg: PPOCfg) -> int:
     critic_obs = "critic" if "critic" in eval_env.obs_groups_spec else "obs"
     learner = make_learner(algo, eval_env, critic_obs, device)
     policy = learner.loss.actor_network
+    mirror = checked_mirror(eval_env) if algo.symmetry else None
     env = make_training_env(cfg)
 
     # A new run, or the one to resume from its last checkpoint.
@@ -111,6 +112,8 @@ def train(cfg: PPOCfg) -> int:
     ) as runner:
         for data in runner:  # act and step
             rollout = learner.add_advantages(data)
+            if mirror is not None:
+                rollout = learner.add_mirror_image(rollout, mirror)
             for batch in minibatches(rollout, algo.num_minibatches, algo.num_epochs):
                 runner.record(learner.update(batch))
             learner.update_normalizers(rollout)  # for the next rollout

@@ -95,6 +95,9 @@ class OnPolicyCfg:
     """Discount of one control step; the horizon is ``1 / (1 - gamma)`` steps, 100 for 0.99."""
     gae_lambda: float = 0.95
     """Weight of rewards against the value network in advantages. Larger: less bias, more noise."""
+    symmetry: bool = False
+    """Learn from each rollout and its mirror image from left to right, in twice as large
+    minibatches; for tasks that declare their mirror."""
 
     def __post_init__(self) -> None:
         if self.num_minibatches > self.rollout_frames:

@@ -72,6 +72,7 @@ def test_the_first_update_of_each_rollout_finds_the_policy_that_collected_it(
 def test_value_network_reads_the_critics_group_if_the_task_has_one(tmp_path):
     run = tmp_path / "run"
     options = [f"training.run_dir={run}", "training.eval_interval=null", "algo.total_frames=40"]
+    options += ["algo.symmetry=true"]
     assert train(compose(["task=go2_velocity_flat", *TINY_PPO, *options])) == 0
     content = json.loads((run / "run_config.json").read_text())
     assert content["critic_obs"] == "critic"
@@ -82,6 +83,7 @@ def test_value_network_reads_the_critics_group_if_the_task_has_one(tmp_path):
     ("overrides", "name"),
     [
         (["algo.num_minibatches=41"], "num_minibatches.*40"),
+        (["algo.symmetry=true"], "mirror"),
         (["algo.algo_params.lr=0.0"], "lr"),
         (["algo.algo_params.activation=gelu"], "activation.*gelu"),
         (["algo.algo_params.critic_hidden_dims=[]"], "hidden_dims"),
@@ -99,3 +101,15 @@ def test_setting_that_cannot_train_is_refused_before_the_run_has_a_folder(
     with pytest.raises(ConfigError, match=name):
         train(compose([*PENDULUM, *overrides, f"training.run_dir={run}"]))
     assert not run.exists()
+
+
+def test_rsl_rl_trains_and_is_evaluated_with_the_same_settings(tmp_path):
+    pytest.importorskip("rsl_rl", reason="needs RSL-RL: pip install 'unilab-torchrl[rsl-rl]'")
+    from unilab.examples import train_rsl_rl
+
+    run = tmp_path / "run"
+    options = [f"training.run_dir={run}", "training.eval_interval=80"]
+    assert train_rsl_rl.train(compose([*PENDULUM, *options])) == 0
+    assert [row["frames"] for row in rows(run)] == ["80", "160"]
+    assert all(row["Eval/return"] for row in rows(run))
+    assert list((run / "rsl_rl").glob("model_*.pt"))

@@ -181,6 +181,26 @@ def test_normalisers_move_only_when_told_and_each_with_its_own_group():
     assert divergence(made.loss(again)).item() == pytest.approx(0.0, abs=1e-6)
 
 
+def test_a_mirror_image_has_the_advantages_of_its_rollout_and_ratios_of_1():
+    made = learner()
+    mirror = {
+        "obs": (torch.tensor([0, 2, 1]), torch.tensor([1.0, -1.0, -1.0])),
+        "critic": (torch.tensor([0, 1, 2, 4, 3]), torch.ones(CRITIC_OBS)),
+        "action": (torch.tensor([1, 0]), torch.tensor([-1.0, -1.0])),
+    }
+    rollout = made.add_advantages(collected(made))
+    both = made.add_mirror_image(rollout, mirror)
+    own, image = both.split(len(rollout))
+    assert all(torch.equal(own[key], rollout[key]) for key in rollout.keys())  # noqa: SIM118
+    torch.testing.assert_close(image["action"], -rollout["action"].flip(1))
+    torch.testing.assert_close(image["critic"][:, 3], rollout["critic"][:, 4])
+    for key in ("advantage", "value_target", "state_value"):
+        assert torch.equal(image[key], rollout[key])
+    assert not torch.allclose(image["action_log_prob"], rollout["action_log_prob"])
+    out = made.loss(both)
+    assert (divergence(out).item(), out["max_ratio"].item()) == pytest.approx((0.0, 1.0), abs=1e-5)
+
+
 def train(made: PPOLearner, rollouts: range) -> None:
     for seed in rollouts:
         rollout = made.add_advantages(collected(made, seed=seed))

@@ -77,6 +77,7 @@ def _nominal(cfg: ManagerBasedRlEnvCfg) -> ManagerBasedRlEnvCfg:
         curriculum={},
         recorders={},
         nan_guard=None,
+        init_at_random_ep_len=False,
     )
 
 

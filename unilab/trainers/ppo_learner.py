@@ -13,6 +13,7 @@ from torchrl import timeit
 from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
+from unilab.data.symmetry import Mirror, mirrored
 from unilab.data.ticks import as_ticks
 from unilab.errors import CheckpointError, ConfigError
 from unilab.modules import GaussianPolicy, actor_semantics
@@ -100,11 +101,28 @@ class PPOLearner:
         added = data.select(keys.advantage, keys.value_target, keys.value)
         return observed.update(added).reshape(-1)
 
+    @torch.no_grad()
+    def add_mirror_image(self, rollout: TensorDictBase, mirror: Mirror) -> TensorDictBase:
+        """A rollout and its mirror image from left to right, as rows ``[2 B]``.
+
+        The image has the advantages of the rollout, and the log-probabilities that the present
+        policy gives the mirrored actions: all ratios start at 1.
+
+        Args:
+            rollout: rows ``[B]`` of :meth:`add_advantages`.
+            mirror: ``env.mirror``.
+        """
+        image = mirrored(rollout, mirror)
+        keys = self.loss.tensor_keys
+        dist = self.loss.actor_network.get_dist(image)
+        image.set(keys.sample_log_prob, dist.log_prob(image.get(keys.action)))
+        return torch.cat((rollout, image.select(*rollout.keys(True, True))))
+
     def update(self, tensordict: TensorDictBase) -> TensorDict:
         """One step on a minibatch, timed as ``torchrl.timeit("update")``.
 
         Args:
-            tensordict: rows ``[B]`` of :meth:`add_advantages`.
+            tensordict: rows ``[B]`` of a rollout with its advantages.
 
         Returns:
             detached 0-dim metrics: the loss's ``loss_objective``, ``loss_critic``,

@@ -18,6 +18,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
     ("values", "name"),
     [
         ({"learning_starts": 100, "batch_size": 512}, "learning_starts"),
+        ({"learning_starts": 2000, "total_frames": 2000}, "total_frames"),
         ({"replay_capacity": 600, "learning_starts": 2000}, "replay_capacity"),
         ({"replay_capacity": 30_000, "n_step": 200}, "replay_capacity"),
     ],

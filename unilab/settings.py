@@ -47,6 +47,11 @@ class OffPolicyCfg:
                 f"learning_starts must be at least batch_size={self.batch_size}, got "
                 f"{self.learning_starts}: an update needs a whole batch"
             )
+        if self.total_frames <= self.learning_starts:
+            raise ConfigError(
+                f"total_frames must be more than learning_starts={self.learning_starts}, got "
+                f"{self.total_frames}: the run would end before its first update"
+            )
         needed = max(self.learning_starts, self.n_step * self.num_envs)
         if self.replay_capacity < needed:
             raise ConfigError(
@@ -56,7 +61,7 @@ class OffPolicyCfg:
 
     def planned_updates(self) -> int:
         """Updates of the whole run."""
-        steps = max(0, self.total_frames - self.learning_starts) // self.num_envs
+        steps = (self.total_frames - self.learning_starts) // self.num_envs
         return max(1, steps * self.updates_per_step)
 
     def frames_left(self, done: int) -> int:

@@ -90,6 +90,10 @@ class Run:
         env.set_output_dir(str(folder.path))
         eval_env.set_output_dir(str(folder.path / "evaluation"))
         say(f"Run folder   {folder.path}")
+        if training.resume is not None and buffer is not None:
+            missing = cfg.algo.learning_starts - len(buffer)
+            if missing > 0:
+                say(f"Replay       empty (no save_replay): no updates for {missing:,} steps")
         return cls(
             folder=folder,
             logger=logger,

@@ -95,25 +95,25 @@ class HumanoidV4Cfg(HumanoidCfg):
 
 
 def half_cheetah_v4() -> HalfCheetahCfg:
-    """Gymnasium's cheetah of published curves: the same as v5."""
+    """As gym/HalfCheetah-v5: v4 is the same task."""
     return half_cheetah_v5()
 
 
 def hopper_v4() -> HopperV4Cfg:
-    """Gymnasium's hopper of published curves: contacts of MuJoCo 3.3.3."""
+    """As gym/Hopper-v5, with the contacts of MuJoCo 3.3.3, as in published curves."""
     return HopperV4Cfg()
 
 
 def walker2d_v4() -> Walker2dV4Cfg:
-    """Gymnasium's walker of published curves: one foot has less friction."""
+    """As gym/Walker2d-v5, with less friction at one foot, as in published curves."""
     return Walker2dV4Cfg()
 
 
 def ant_v4() -> AntV4Cfg:
-    """Gymnasium's ant of published curves: contacts of MuJoCo 3.3.3, their forces unobserved."""
+    """As gym/Ant-v5, with the contacts of MuJoCo 3.3.3 and without contact forces."""
     return AntV4Cfg()
 
 
 def humanoid_v4() -> HumanoidV4Cfg:
-    """Gymnasium's humanoid of published curves: contacts of MuJoCo 3.3.3, which cost nothing."""
+    """As gym/Humanoid-v5, with the contacts of MuJoCo 3.3.3 and without contact cost."""
     return HumanoidV4Cfg()

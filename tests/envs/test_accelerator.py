@@ -12,7 +12,7 @@ from reference.accelerator import DEVICE
 from reference.everything import FRICTION, go2_with_everything
 
 import unilab
-from unilab.envs import EventTermCfg, ManagerBasedRlEnv, NanGuardCfg, mdp
+from unilab.envs import EventTermCfg, ManagerBasedRlEnv, NanGuardCfg, checked_mirror, mdp
 from unilab.envs.nan_guard import replay_dump
 from unilab.errors import NonFiniteError
 from unilab.tasks import SUITE_TASKS, TASKS
@@ -46,6 +46,18 @@ def test_a_task_computes_what_it_computes_on_the_cpu_bit_for_bit(task, accelerat
         ends.append(torch.cat((data, drive(env, 3)), 1).cpu())
         env.close()
     assert_bitwise_equal(*ends)
+
+
+def test_mirror_of_a_task_with_everything_is_checked_on_the_device(accelerator):
+    there, here = (
+        checked_mirror(ManagerBasedRlEnv(go2_with_everything(), num_envs=N, device=device))
+        for device in (DEVICE, "cpu")
+    )
+    assert all(
+        torch.equal(*pair)
+        for key, value in here.items()
+        for pair in zip(there[key], value, strict=True)
+    )
 
 
 def ticks(env, traffic, steps):

@@ -9,7 +9,7 @@ import torch
 from reference.accelerator import DEVICE
 from reference.tiny import tiny_batch, tiny_loss
 
-from unilab.data import RewardNormalizer, make_replay_buffer
+from unilab.data import RewardNormalizer, SymmetryTransform, make_replay_buffer
 from unilab.trainers import Evaluator, FlashSACLearner, ReplayContents
 
 TICKS = 12
@@ -62,8 +62,10 @@ def test_storing_and_sampling_wait_for_the_device_only_to_join_steps(
 ):
     data = tiny_batch(4).reshape(4, 1).to(DEVICE)
     buffer = make_replay_buffer(100, 8, device=DEVICE, n_step=n_step, gamma=0.9)
+    still = torch.arange(data["obs"].shape[-1]), torch.ones(data["obs"].shape[-1])
+    buffer.append_transform(SymmetryTransform({"obs": still}))
     rewards = RewardNormalizer(0.9)
-    for _ in range(n_step + 1):
+    for _ in range(n_step + 2):  # the first batch takes the mirror to the device
         accelerator.clear()
         rewards.update(data)
         buffer.extend(data)

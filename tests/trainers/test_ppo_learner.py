@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from reference.accelerator import DEVICE
 from tensordict import TensorDict
 from torch.distributions import Independent, Normal, kl_divergence
 from torchrl.envs.utils import ExplorationType, set_exploration_type
@@ -26,11 +27,14 @@ OBS, CRITIC_OBS, ACTION = 3, 5, 2
 GAMMA, LAMBDA = 0.9, 0.8
 
 
-def learner(*, hidden: int = 8, functional: bool = False, **kwargs: Any) -> PPOLearner:
+def learner(
+    *, functional: bool = False, device: torch.device | str = "cpu", **kwargs: Any
+) -> PPOLearner:
     torch.manual_seed(0)
-    actor = GaussianActor(OBS, ACTION, [hidden], init_std=0.5)
+    actor = GaussianActor(OBS, ACTION, [8], init_std=0.5)
     torch.nn.init.orthogonal_(actor.mean_head.weight)
-    value = ValueOperator(ValueNetwork(CRITIC_OBS, [8]), in_keys=["critic"])
+    actor.to(device)
+    value = ValueOperator(ValueNetwork(CRITIC_OBS, [8]).to(device), in_keys=["critic"])
     loss = ClipPPOLoss(GaussianPolicy(actor), value, clip_value=True, functional=functional)
     gae = GAE(
         gamma=GAMMA,
@@ -39,6 +43,7 @@ def learner(*, hidden: int = 8, functional: bool = False, **kwargs: Any) -> PPOL
         average_gae=True,
         vectorized=False,
         deactivate_vmap=True,
+        device=device,
     )
     return PPOLearner(loss, gae, **kwargs)
 
@@ -46,7 +51,8 @@ def learner(*, hidden: int = 8, functional: bool = False, **kwargs: Any) -> PPOL
 def collected(made: PPOLearner, *, envs: int = 6, steps: int = 8, seed: int = 0) -> TensorDict:
     """A rollout under the learner's policy, with every kind of episode end."""
     torch.manual_seed(seed)
-    data = TensorDict({"obs": torch.randn(envs, steps, OBS)}, [envs, steps])
+    device = made.advantages.gamma.device
+    data = TensorDict({"obs": torch.randn(envs, steps, OBS)}, [envs, steps], device=device)
     with torch.no_grad(), set_exploration_type(ExplorationType.RANDOM):
         made.loss.actor_network(data)
     terminated, truncated = (torch.rand(envs, steps, 1) < share for share in (0.15, 0.15))
@@ -220,6 +226,24 @@ def test_a_restored_learner_continues_bit_for_bit():
     one, two = straight.state_dict(), restored.state_dict()
     assert all(torch.equal(one["loss"][key], two["loss"][key]) for key in one["loss"])
     assert (one["lr"], one["update_count"]) == (two["lr"], two["update_count"]) == (one["lr"], 16)
+
+
+def test_training_on_an_accelerator_gives_the_cpus_results_bit_for_bit(accelerator):
+    here, there = learner(), learner(device=DEVICE)
+    for made in (here, there):
+        train(made, range(2))
+    one, two = here.state_dict(), there.state_dict()
+    assert all(torch.equal(one["loss"][key], two["loss"][key].cpu()) for key in one["loss"])
+    assert one["lr"] == two["lr"]
+    again = learner()
+    again.load_state_dict(torch.utils._pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, two))
+    rollout = there.add_advantages(collected(there))
+    accelerator.clear()
+    metrics = there.update(rollout)
+    assert {value.device for value in metrics.values()} == {DEVICE}
+    # For the divergence; and in TorchRL's loss for the entropy and two coefficients.
+    assert len(accelerator.waits) <= 4
+    assert accelerator.up == []
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ class PPOLearner:
             self.update_count += 1
             names = ("entropy", "clip_fraction", "explained_variance")
             metrics = {k: v for k, v in out.items() if k.startswith("loss_") or k in names}
-            metrics |= {"kl": self._kl.grad, "learning_rate": torch.tensor(self.lr)}
+            metrics |= {"kl": self._kl.grad, "learning_rate": torch.full_like(self._kl, self.lr)}
         return TensorDict({key: value.detach().mean() for key, value in metrics.items()})
 
     def update_normalizers(self, rollout: TensorDictBase) -> None:

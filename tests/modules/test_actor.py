@@ -125,6 +125,7 @@ def test_a_collector_does_not_copy_the_exploration_state():
         ({"action_low": 1.0}, "action_low"),
         ({"action_high": [1.0, float("nan")]}, "action_high.*nan"),
         ({"action_low": -float("inf")}, "action_low.*inf"),
+        ({"action_low": 0.0, "action_high": 1e-45}, "action_low must be below.*float32"),
         ({"action_low": [0.0] * 3}, r"action_low.*\[3\]"),
     ],
 )

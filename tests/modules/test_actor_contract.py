@@ -214,15 +214,20 @@ class Remembers(Broken):
         return {"count": np.float64(3)}
 
 
+MOVES = ("draws", "restarts")
+
+
 class Held(Broken):
-    """Holds its noise, which deterministic calls may move or restart by mistake."""
+    """Holds its noise, which deterministic calls may move, restart or redraw by mistake."""
 
     mistake = ""
 
     def explore(self, obs: Tensor, dones=None, deterministic: bool = False) -> Tensor:
         mean, std = self.get_mean_and_std(obs)
-        if self.noise.shape != mean.shape and (not deterministic or self.mistake):
+        if self.noise.shape != mean.shape and (not deterministic or self.mistake in MOVES):
             self.noise = torch.zeros_like(mean)
+        if dones is not None and self.mistake == "redraws" and len(dones) == len(self.noise):
+            self.noise = torch.where(dones.unsqueeze(-1), 0.0, self.noise)
         if not deterministic or self.mistake == "draws":
             self.noise = 0.9 * self.noise + torch.randn(mean.shape, generator=self.generator)
         return self._transform(mean if deterministic else mean + std * self.noise)
@@ -236,6 +241,32 @@ class Recurrent(Held):
     def explore(self, obs: Tensor, dones=None, deterministic: bool = False) -> Tensor:
         self.memory = 0.0 if dones is not None else 0.5 * (self.memory + obs.mean())
         return super().explore(obs, dones, deterministic) + self.memory
+
+
+class Kept(Broken):
+    """Keeps a state for each environment as a buffer."""
+
+    def __init__(self, rows: int | None = 0, persistent: bool = True) -> None:
+        super().__init__()
+        self.register_buffer("h", None if rows is None else torch.zeros(rows), persistent)
+
+    def explore(self, obs: Tensor, dones=None, deterministic: bool = False) -> Tensor:
+        self.h = obs.sum(-1)
+        return super().explore(obs, dones, deterministic)
+
+
+class NotPersistent(Kept):
+    def __init__(self) -> None:
+        super().__init__(persistent=False)
+
+
+class OnFirstUse(Broken):
+    """Keeps a tensor of its graph, and a lock that it makes when it is first used."""
+
+    def forward(self, obs: Tensor, training: bool) -> tuple[Tensor, dict]:
+        self.lock = threading.Lock()
+        self.last, info = super().forward(obs, training)
+        return self.last, info
 
 
 class Original(Broken):
@@ -321,6 +352,9 @@ BREACHES = {
     ),
     "parameters replaced": (NewWeights, "C9 one instance.*normalize_parameters"),
     "state": (Remembers, "C24 state_dict.*_extra_state"),
+    "state of 0 rows": (Kept, r"C24 state_dict.*h is .*\[0\].*\[3\].*persistent=False"),
+    "state of 4 rows": (lambda: Kept(4), r"C24 state_dict.*h is .*\[4\].*\[3\]"),
+    "state that appears": (lambda: Kept(None), "C24 state_dict.*h is missing"),
     "slightly another mean": (SlightlyOff, "C7 .* 0.0003"),
     "another transform of 0": (StartsAtZero, "C7 .*after its weights changed"),
     "first weights are exported": (Snapshot, "C7 .*after its weights changed"),
@@ -332,6 +366,10 @@ BREACHES = {
         lambda: Held(mistake="restarts"),
         "deterministic=True changed",
     ),
+    "noise redrawn at a reset of an evaluation": (
+        lambda: Held(mistake="redraws"),
+        "deterministic=True changed.*dones.*number of rows",
+    ),
 }
 
 
@@ -342,7 +380,7 @@ def test_c06_c07_a_breach_is_refused_by_its_clause(breach):
         validate_actor(make(), obs_dim=OBS, action_dim=ACTION)
 
 
-@pytest.mark.parametrize("kind", [Held, Recurrent, Original, Broken])
+@pytest.mark.parametrize("kind", [Held, Recurrent, Original, OnFirstUse, NotPersistent, Broken])
 def test_c06_what_the_contract_leaves_open_passes(kind):
     actor = kind()
     if kind is Broken:

@@ -40,8 +40,8 @@ def test_c16_c17_the_built_in_actor_obeys_the_change_of_variables_in_any_range(b
     high = torch.tensor([b + width for b, width in bounds])
     actor = FlashSACActor(OBS, ACTION, 4, 1, action_low=low, action_high=high)
     with torch.no_grad():
-        actor.std_head.bias.uniform_(-0.5, 0.7)
-        actor.mean_head.bias.uniform_(-1.0, 1.0)
+        actor.std_head.bias.uniform_(-0.5, 0.2)
+        actor.mean_head.bias.uniform_(-0.5, 0.5)
     # The ends as a user writes them; the actor holds their middle and half width in float32.
     assert_log_prob_consistent(actor, squash(low.double(), high.double()), rows=32)
 
@@ -83,6 +83,10 @@ class Wrong(PlainActor):
         if self.what == "sign":
             slope = torch.log(1.0 - (action / 2.0).square()).sum(-1, keepdim=True)
             info["log_prob"] = info["log_prob"] + 2.0 * slope
+        if self.what == "some rows":
+            info["log_prob"] = info["log_prob"] + torch.where(obs[:, :1] > 0.8, 1.0, 0.0)
+        if self.what == "dropout" and training:
+            info["log_prob"] = torch.dropout(info["log_prob"], 0.5, train=True)
         if self.what == "elsewhere":
             action = action + 10.0
         return action, info
@@ -114,7 +118,7 @@ def test_an_inconsistency_is_named(what, message):
         assert_log_prob_consistent(Wrong(what), lambda u: 2.0 * torch.tanh(u))
 
 
-@pytest.mark.parametrize("what", ["range", "joints", "jacobian", "sign"])
+@pytest.mark.parametrize("what", ["range", "joints", "jacobian", "sign", "some rows"])
 def test_c16_a_wrong_log_prob_is_refused_at_construction(what):
     with pytest.raises(ActorContractError, match=r"Wrong.*C16 log_prob"):
         validate_actor(Wrong(what), obs_dim=OBS, action_dim=ACTION)
@@ -137,9 +141,25 @@ class Mixture(Wrong):
         return self.mean
 
 
-def test_c16_a_log_prob_that_cannot_be_checked_is_said():
-    with pytest.warns(RuntimeWarning, match="log_prob of Mixture is not checked"):
-        validate_actor(Mixture(""), obs_dim=OBS, action_dim=ACTION)
+def saturated() -> PlainActor:
+    actor = Wrong("")
+    with torch.no_grad():
+        actor.mean.bias[0] = 8.0
+    return actor
+
+
+@pytest.mark.parametrize(
+    ("make", "passes"),
+    [
+        (lambda: Mixture(""), "training=True and training=False"),
+        (lambda: Wrong("dropout"), "training=True, "),
+        (saturated, "training=True and training=False"),  # float32 does not have the slope of tanh
+    ],
+)
+def test_c16_a_log_prob_that_cannot_be_checked_is_said(make, passes):
+    torch.manual_seed(0)
+    with pytest.warns(RuntimeWarning, match=f"is not checked with {passes}"):
+        validate_actor(make(), obs_dim=OBS, action_dim=ACTION)
 
 
 def test_the_helper_names_an_actor_that_breaks_the_contract():

@@ -290,7 +290,58 @@ def test_c18_an_actor_that_was_exchanged_in_part_is_not_what_was_built(exchange)
     semantics = actor_semantics(actor)
     assert (semantics["kind"], semantics["builder"]) == ("custom", None)
     with pytest.raises(CheckpointError, match="kind is 'flashsac' there and 'custom' here"):
-        learner(actor).load_state_dict(state)
+        training.load_state_dict(state)
+
+
+class LearnsItsScale(PlainActor):
+    """Owns the name that the library's actors give to a constant."""
+
+    def __init__(self, obs_dim: int, action_dim: int, device=None) -> None:
+        super().__init__(obs_dim, action_dim, device)
+        del self.scale
+        self.action_scale = nn.Parameter(torch.ones(action_dim))
+        self.register_buffer("action_offset", torch.zeros(()))
+
+    @property
+    def scale(self) -> Tensor:
+        return self.action_scale
+
+    def normalize_parameters(self) -> None:
+        self.action_offset += 1.0
+
+
+def test_c18_an_actor_may_learn_what_this_librarys_actors_keep_constant():
+    spec = FlashSACActorSpec(builder=f"{__name__}:LearnsItsScale")
+    training, fresh = (learner(build_actor(spec, obs_dim=3, action_dim=2)) for _ in range(2))
+    training.update(tiny_batch())
+    assert actor_semantics(training.loss.actor)["builder"] == spec.builder
+    fresh.load_state_dict(training.state_dict())
+    assert fresh.loss.actor.action_offset == 1.0
+
+
+class Unscaled(FlashSACActor):
+    """Its density forgets the range."""
+
+    def _transform(self, u: Tensor) -> Tensor:
+        return 2.0 * torch.tanh(u)
+
+
+def test_c06_an_instance_of_known_widths_is_validated_by_the_learner(monkeypatch):
+    with pytest.raises(ActorContractError, match=r"Unscaled.*C16"):
+        learner(Unscaled(3, 2, 4, 1))
+    built = plain()
+    monkeypatch.setattr("unilab.modules.actor_contract.validate_actor", pytest.fail)
+    for checked_before_or_of_unknown_widths in (built, tiny_actor(), PlainActor(3, 2)):
+        learner(checked_before_or_of_unknown_widths)
+
+
+@pytest.mark.parametrize("name", ["action_scale", "action_offset"])
+def test_c19_weights_with_another_action_range_than_recorded_are_refused(name):
+    training = FlashSACLearner(tiny_loss())
+    state = copy.deepcopy(training.state_dict())
+    state["loss"][f"actor.{name}"] += 4.0
+    with pytest.raises(CheckpointError, match=rf"{name} is \[[45]\.0"):
+        training.load_state_dict(state)
 
 
 def changed(**changes: object):

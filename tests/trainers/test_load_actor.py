@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -41,12 +42,12 @@ def test_c02_a_played_checkpoint_names_what_it_imports_and_calls_builders_only(
     module.write_text("print('imported')\ndef make(**kwargs): print('called')")
     monkeypatch.syspath_prepend(tmp_path)
     actor = plain()
-    for builder in ("logging:basicConfig", "noisy:make"):
+    for builder in ("\x1b[2J:no path", "logging:basicConfig", "noisy:make"):
         kwargs = {"filename": str(notes), "filemode": "w"}
         actor._built_as = {**actor._built_as, "builder": builder, "kwargs": kwargs}
         run = session(actor=actor)
         run.checkpointer.save(Counters(frames=1))
-        with pytest.raises(ActorContractError, match=builder):
+        with pytest.raises(ActorContractError, match=re.escape(repr(builder))):
             load_play_actor(tmp_path)
         assert notes.read_text() == "kept"
     said = capsys.readouterr().out.split()
@@ -163,6 +164,16 @@ def test_c21_a_damaged_newest_checkpoint_is_not_skipped(saved, tmp_path, text):
     for load in (lambda: load_play_actor(tmp_path), saved.checkpointer.load):
         with pytest.raises(CheckpointError, match=newest.name):
             load()
+
+
+def test_c19_weights_with_another_action_range_are_not_played(session, tmp_path):
+    run = session()
+    state = run.learner.state_dict()
+    state["loss"] = {**state["loss"], "actor.action_scale": torch.tensor([5.0])}
+    run.learner.state_dict = lambda: state
+    run.checkpointer.save(Counters(frames=1))
+    with pytest.raises(CheckpointError, match=r"action_scale is \[5\.0\] there and \[1\.0\]"):
+        load_play_actor(tmp_path)
 
 
 class Wider(PlainActor):

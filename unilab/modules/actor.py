@@ -219,9 +219,10 @@ def per_joint(
             )
         ends.append(value.expand(action_dim).to(device, copy=True))
     low, high = ends
-    if not bool(((low < high) & (high - low).isfinite()).all()):
+    half = 0.5 * (high - low)  # 0 where the ends are neighbours near the smallest number
+    if not bool(((half > 0.0) & (high - low).isfinite()).all()):
         raise ConfigError(
-            "action_low must be below action_high, both finite, for each joint, got "
-            f"{low.tolist()} and {high.tolist()}"
+            "action_low must be below action_high, both finite, for each joint in "
+            f"{low.dtype}, got {low.tolist()} and {high.tolist()}"
         )
     return low, high

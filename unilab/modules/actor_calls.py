@@ -18,14 +18,7 @@ from unilab.errors import ActorContractError
 @contextmanager
 def trial_copy(actor: Any) -> Iterator[Any]:
     """A deep copy of an actor to run in its place; restores the random generators afterwards."""
-    try:
-        copied = copy.deepcopy(actor)
-    except Exception as error:  # anything may be among its attributes
-        raise ActorContractError(
-            f"{type(actor).__name__} must be copyable, because validation and export run on a copy "
-            f"(ADR-0017 C8), but copy.deepcopy raised {type(error).__name__}: {error}; detach "
-            "tensors that it keeps between calls, and create locks and files on first use"
-        ) from error
+    copied = copy_of(actor)
     tensors = [*actor.parameters(), *actor.buffers()]
     copies = {id(tensor) for tensor in (*copied.parameters(), *copied.buffers())}
     versions = [_version(tensor) for tensor in tensors]
@@ -39,6 +32,19 @@ def trial_copy(actor: Any) -> Iterator[Any]:
             raise breach(actor, "C8 copy", "a copy must not change the original: use self in it")
     finally:
         generators.load_state_dict(before)
+
+
+def copy_of(actor: Any) -> Any:
+    """A deep copy of an actor."""
+    try:
+        return copy.deepcopy(actor)
+    except Exception as error:  # anything may be among its attributes
+        raise ActorContractError(
+            f"{type(actor).__name__} must be copyable, because validation and export run on a copy "
+            f"(ADR-0017 C8), but copy.deepcopy raised {type(error).__name__}: {error}; detach "
+            "tensors that it keeps between calls, leave locks and files out in __getstate__, and "
+            "take weight_norm of torch.nn.utils.parametrizations"
+        ) from error
 
 
 def _version(tensor: Tensor) -> int:

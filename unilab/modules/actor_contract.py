@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import io
 import warnings
 from collections.abc import Callable
@@ -17,14 +16,20 @@ from unilab.errors import ActorContractError
 from unilab.modules.actor_builder import import_builder
 from unilab.modules.actor_calls import (
     breach,
+    copy_of,
     described,
     forward_outputs,
     mean_and_std,
     tensor_problem,
     trial_copy,
 )
-from unilab.modules.actor_spec import BUILT_IN, FlashSACActorSpec, record_build
-from unilab.modules.log_prob_check import log_prob_error
+from unilab.modules.actor_spec import (
+    BUILT_IN,
+    FlashSACActorSpec,
+    actor_semantics,
+    record_build,
+)
+from unilab.modules.log_prob_check import log_prob_errors
 
 #: rows of the trial batch; batch statistics need more than one.
 _ROWS = 4
@@ -59,8 +64,22 @@ def build_actor(
         ) from error
     validate_actor(actor, obs_dim=obs_dim, action_dim=action_dim)
     if spec.builder != BUILT_IN:  # which records its arguments, defaults included, itself
-        record_build(actor, spec, obs_dim=obs_dim, action_dim=action_dim)
+        record_build(actor, spec, obs_dim=obs_dim, action_dim=action_dim, validated=True)
     return actor
+
+
+def validate_unbuilt(actor: nn.Module) -> None:
+    """Validates an instance that :func:`build_actor` did not, if it tells its widths.
+
+    These are its attributes ``obs_dim`` and ``action_dim``.
+    """
+    semantics = actor_semantics(actor)
+    widths = {name: semantics[name] for name in ("obs_dim", "action_dim")}
+    known = semantics["builder"] is not None
+    if known and (semantics["kind"] == "flashsac" or vars(actor)["_built_as"]["validated"]):
+        return
+    if all(type(width) is int for width in widths.values()):
+        validate_actor(actor, **widths)
 
 
 def validate_actor(actor: nn.Module, *, obs_dim: int, action_dim: int) -> None:
@@ -82,7 +101,7 @@ def validate_actor(actor: nn.Module, *, obs_dim: int, action_dim: int) -> None:
             trial.explore()
             trial.export()
             trial.state_dict()
-            trial.perturb()
+            trial.change_weights()
             trial.export(" after its weights changed")
             trial.noise_state()
         trial.log_prob()
@@ -114,6 +133,9 @@ class _Trial:
         self.actor = actor
         self.shape = (_ROWS, action_dim)
         self.parameters = list(actor.parameters())
+        # Before it has run: it may then keep a lock or a tensor of a graph.
+        self.unused = [copy_of(actor) for _ in range(3)]
+        self.unused_state = self._described_state()
         generator = torch.Generator().manual_seed(0)
         obs = torch.randn(_ROWS, obs_dim, generator=generator)
         self.obs = obs.to(self.parameters[0].device)
@@ -179,7 +201,8 @@ class _Trial:
                 "C7 deterministic exploration equals export",
                 "explore(obs, deterministic=True) and as_export_module()(obs) differ by "
                 f"{(exported - explored).abs().max().item():.3g}{when}: both must return "
-                "transform(mean) of the current weights",
+                "transform(mean) of the current weights; layers that have a train mode, such as "
+                "dropout and spectral_norm, must have it off in both",
             )
 
     def noise_state(self) -> None:
@@ -188,52 +211,76 @@ class _Trial:
         Memory that an actor has besides (a recurrent one) moves in these calls as it must, and
         its actions do not tell one from the other: such an actor is not checked.
         """
-        if self._has_memory():
+        for actor in self.unused:
+            _change_weights(actor)
+        remembers, plain, between = self.unused
+        if self._has_memory(remembers):
             return
-        plain, between = (copy.deepcopy(self.actor) for _ in range(2))
-        clause, generators = "explore(obs, deterministic=True)", GlobalRNGState()
+        generators = GlobalRNGState()
         for _ in range(_NOISE_STEPS):
             before = generators.state_dict()
-            explored = plain.explore(self.obs)
+            explored = self._explore(plain, self.obs)
             generators.load_state_dict(before)
-            if not _close(explored, between.explore(self.obs)):
+            if not _close(explored, self._explore(between, self.obs)):
                 self._refuse(
-                    f"C6 {clause}",
+                    "C6 explore(obs, deterministic=True)",
                     "a call with deterministic=True changed the noise of later calls: it must "
-                    "leave the noise state and the actor's generators as they are",
+                    "return transform(mean) before it touches noise or the actor's generators, "
+                    "also where dones is true (no redraw there) and for another number of rows "
+                    "(no new noise state there)",
                 )
             for rows in (_ROWS, _ROWS - 1):  # an evaluation has its own number of rows
-                self._call(clause, between.explore, self.obs[:rows], deterministic=True)
+                for dones in (None, self.dones[:rows]):
+                    self._explore(between, self.obs[:rows], dones=dones, deterministic=True)
 
-    def _has_memory(self) -> bool:
+    def _has_memory(self, actor: Any) -> bool:
         """Whether deterministic actions depend on the calls before."""
-        actor, obs = copy.deepcopy(self.actor), self.obs
-        first = actor.explore(obs, deterministic=True)
-        actor.explore(obs.flip(0))
-        actor.explore(obs.flip(0), deterministic=True)
-        return not _close(first, actor.explore(obs, deterministic=True))
+        obs, flipped = self.obs, self.obs.flip(0)
+        first = self._explore(actor, obs, deterministic=True)
+        self._explore(actor, flipped)
+        self._explore(actor, flipped, deterministic=True)
+        return not _close(first, self._explore(actor, obs, deterministic=True))
+
+    def _explore(self, actor: Any, obs: Tensor, **kwargs: Any) -> Tensor:
+        actions: Tensor = self._call(
+            f"explore({', '.join(['obs', *kwargs])})", actor.explore, obs, **kwargs
+        )
+        return actions
 
     def log_prob(self) -> None:
         """C16: log_prob is the density of the actions, wherever that can be known."""
-        off = log_prob_error(self.actor, self.obs.shape[1], self.shape[1])
-        if off is None:
-            name = type(self.actor).__name__
+        errors = log_prob_errors(self.actor, self.obs.shape[1], self.shape[1])
+        off = max((error for error in errors.values() if error is not None), default=0.0)
+        if off > _LOG_PROB_ATOL * self.shape[1]:
+            self._refuse(
+                "C16 log_prob",
+                f"log_prob is {off:.3g} nats off the density of the actions on random "
+                "observations: it must be log N(u; mean, std) - log|det| of the transform, action "
+                "range included, summed over the joints",
+            )
+        unknown = [f"training={training}" for training, error in errors.items() if error is None]
+        if unknown:
             warnings.warn(
-                f"log_prob of {name} is not checked, because its actions are not a function of one "
+                f"log_prob of {type(self.actor).__name__} is not checked with "
+                f"{' and '.join(unknown)}, because its actions there are not a function of one "
                 "draw of [B, A] standard normal numbers alone, or are saturated: test it yourself",
                 RuntimeWarning,
                 stacklevel=3,
             )
-        elif off > _LOG_PROB_ATOL * self.shape[1]:
-            self._refuse(
-                "C16 log_prob",
-                f"log_prob is {off:.3g} nats off the density of the actions (median over random "
-                "observations): it must be log N(u; mean, std) - log|det| of the transform, action "
-                "range included, summed over the joints",
-            )
 
     def state_dict(self) -> None:
-        """C24: a checkpoint can be read back with ``weights_only=True``."""
+        """C24: a checkpoint can be read back with ``weights_only=True``, into a new actor."""
+        self._explore(self.actor, self.obs[1:], dones=self.dones[1:])
+        state = self._described_state()
+        for name in {**self.unused_state, **state}:
+            unused, used = (s.get(name, "missing") for s in (self.unused_state, state))
+            if unused != used:
+                problem = (
+                    f"{name} is {unused} in a new actor and {used} after explore, so that no "
+                    "checkpoint could be loaded: keep what follows the number of environments in "
+                    "a plain attribute, or in a buffer with persistent=False"
+                )
+                self._refuse("C24 state_dict()", problem)
         for name, value in self._call("state_dict()", self.actor.state_dict).items():
             file = io.BytesIO()
             try:
@@ -247,14 +294,14 @@ class _Trial:
                 )
                 self._refuse("C24 state_dict()", problem)
 
-    def perturb(self) -> None:
-        """C6: calls after an optimizer step, which changes every weight by about a tenth."""
-        generator = torch.Generator().manual_seed(1)
-        for p in self.parameters:
-            if p.requires_grad:
-                change = 0.1 * torch.randn(p.shape, generator=generator).to(p.device, p.dtype)
-                p.add_(change * torch.where(p == 0, 1.0, p.abs()))
-        self._call("normalize_parameters()", self.actor.normalize_parameters)
+    def _described_state(self) -> dict[str, str]:
+        """Shape, dtype and device of every tensor in the state dict; other values vary."""
+        state = self._call("state_dict()", self.actor.state_dict)
+        return {k: described(v) if isinstance(v, Tensor) else "there" for k, v in state.items()}
+
+    def change_weights(self) -> None:
+        """C6: calls after an optimizer step."""
+        self._call("normalize_parameters()", _change_weights, self.actor)
 
     def _call(self, clause: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         try:
@@ -279,6 +326,16 @@ class _Trial:
 
     def _refuse(self, clause: str, problem: str) -> NoReturn:
         raise breach(self.actor, clause, problem)
+
+
+def _change_weights(actor: Any) -> None:
+    """An optimizer step that changes every weight by about a tenth."""
+    generator = torch.Generator().manual_seed(1)
+    for p in actor.parameters():
+        if p.requires_grad:
+            change = 0.1 * torch.randn(p.shape, generator=generator).to(p.device, p.dtype)
+            p.add_(change * torch.where(p == 0, 1.0, p.abs()))
+    actor.normalize_parameters()
 
 
 def _close(a: Tensor, b: Tensor) -> bool:

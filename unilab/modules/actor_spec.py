@@ -84,7 +84,12 @@ def action_range(action_spec: TensorSpec) -> dict[str, list[float]]:
 
 
 def record_build(
-    actor: nn.Module, spec: FlashSACActorSpec, *, obs_dim: int, action_dim: int
+    actor: nn.Module,
+    spec: FlashSACActorSpec,
+    *,
+    obs_dim: int,
+    action_dim: int,
+    validated: bool = False,
 ) -> None:
     """Stores on an actor how it was built, for :func:`actor_semantics`."""
     # A plain attribute: not in the state dict, and copied with the actor.
@@ -93,6 +98,7 @@ def record_build(
         "obs_dim": obs_dim,
         "action_dim": action_dim,
         "structure": _structure(actor),
+        "validated": validated,
     }
 
 
@@ -106,10 +112,16 @@ def _structure(actor: nn.Module) -> dict[str, Any]:
         ]
         parts[name] = (f"{kind.__module__}:{kind.__qualname__}", *sorted(replaced))
     sizes = {name: tuple(p.shape) for name, p in actor.named_parameters()}
-    # The transforms of this library's actors have constants.
-    ends = (getattr(actor, name, None) for name in ("action_scale", "action_offset"))
-    transform = [end.tolist() for end in ends if isinstance(end, Tensor)]
+    transform = {name: value.tolist() for name, value in action_constants(actor).items()}
     return {"parts": parts, "sizes": sizes, "transform": transform}
+
+
+def action_constants(actor: nn.Module) -> dict[str, Tensor]:
+    """Buffers with the action range of this library's actors; another actor may learn its own."""
+    if not any(kind.__module__.startswith("unilab.modules") for kind in type(actor).__mro__):
+        return {}
+    names = ("action_scale", "action_offset")
+    return {k: v for k, v in actor.named_buffers(recurse=False) if k in names}
 
 
 def actor_semantics(actor: nn.Module) -> dict[str, Any]:

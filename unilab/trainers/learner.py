@@ -19,6 +19,7 @@ from torchrl.objectives import SoftUpdate
 
 from unilab.errors import ActorContractError, CheckpointError, ConfigError, NonFiniteError
 from unilab.modules import actor_semantics
+from unilab.modules.actor_contract import validate_unbuilt
 from unilab.modules.layers import check_at_least
 from unilab.objectives import FlashSACLoss
 from unilab.objectives.functional import learning_rate
@@ -31,7 +32,12 @@ from unilab.trainers.compilation import (
     use_cuda_graph,
 )
 from unilab.trainers.slow_updates import SlowUpdates
-from unilab.trainers.state_check import moments_problem, semantics_problem, state_problem
+from unilab.trainers.state_check import (
+    moments_problem,
+    range_problem,
+    semantics_problem,
+    state_problem,
+)
 
 _AUX = "loss_aux_"
 _LOOK_INTERVAL, _MOST_CLIPPED = 1000, 0.25  # updates; share of the target's mass
@@ -92,6 +98,7 @@ class FlashSACLearner:
                 "actor_normalize_parameters must be True with a custom actor: let its "
                 "normalize_parameters do nothing instead"
             )
+        validate_unbuilt(loss.actor)
         device = loss.log_alpha.device
         dtype = matmul_dtype(amp_dtype, device=device)
         use_graph = use_cuda_graph(use_whole_cycle_cuda_graph, device=device, custom=custom)
@@ -303,6 +310,7 @@ class FlashSACLearner:
         live = self.state_dict()
         problem = problem or state_problem(state, live, "learner")
         problem = problem or state_problem(state["loss"], live["loss"], "loss", complete=True)
+        problem = problem or range_problem(state["loss"], self.loss.actor, "actor.")
         if problem:
             return problem
         # The support is a buffer and a setting: loading it would overrule the configuration.

@@ -14,7 +14,12 @@ from unilab.modules.actor_spec import BUILT_IN
 from unilab.output import say
 from unilab.record import RunFolder
 from unilab.trainers.checkpoint import newest, read_identity, read_states
-from unilab.trainers.state_check import differences, semantics_problem, state_problem
+from unilab.trainers.state_check import (
+    differences,
+    range_problem,
+    semantics_problem,
+    state_problem,
+)
 
 # A training run may replace its newest checkpoint while it is read.
 _TRIES = 10
@@ -79,10 +84,11 @@ def _actor(path: Path) -> nn.Module:
     state = read_states(path, ["learner"])["learner"]
     state = state if isinstance(state, Mapping) else {}
     _check_semantics(path, state.get("actor_semantics"), semantics)
-    if semantics["builder"] != BUILT_IN:
-        say(f"Actor        {semantics['builder']}")
+    spec = FlashSACActorSpec(builder=semantics["builder"], kwargs=semantics["kwargs"])
+    if spec.builder != BUILT_IN:
+        say(f"Actor        {spec.builder}")
     actor = build_actor(
-        FlashSACActorSpec(builder=semantics["builder"], kwargs=semantics["kwargs"]),
+        spec,
         obs_dim=semantics["obs_dim"],
         action_dim=semantics["action_dim"],
         device="cpu",
@@ -95,6 +101,7 @@ def _actor(path: Path) -> nn.Module:
         if str(key).startswith("actor.")
     }
     problem = state_problem(weights, actor.state_dict(), "actor", complete=True)
+    problem = problem or range_problem(weights, actor)
     try:
         if not problem:
             actor.load_state_dict(weights)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from unilab.modules.actor_spec import SCHEMA_VERSION
+from unilab.modules.actor_spec import SCHEMA_VERSION, action_constants
 
 #: entries of layers and optimizers that are never negative
 _NEVER_NEGATIVE = ("running_var", "num_batches_tracked", "count", "exp_avg_sq")
@@ -64,6 +64,15 @@ def _tensor_problem(saved: Any, live: torch.Tensor, path: str) -> str:
         return f"{path} holds NaN or infinity"
     if path.rpartition(".")[2] in _NEVER_NEGATIVE and (saved < 0).any():
         return f"{path} holds a negative value"
+    return ""
+
+
+def range_problem(weights: Mapping[str, Any], actor: torch.nn.Module, prefix: str = "") -> str:
+    """Why saved weights do not have the action range that their semantics record, or ``""``."""
+    for name, live in action_constants(actor).items():
+        saved = weights[prefix + name].to(live)
+        if not torch.equal(saved, live):
+            return f"the actor's {name} is {saved.tolist()} there and {live.tolist()} here"
     return ""
 
 

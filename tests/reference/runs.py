@@ -39,6 +39,13 @@ TINY_PPO = [
     "algo.algo_params.critic_hidden_dims=[8]",
 ]
 
+TINY_SAC = [
+    *TINY,
+    "algo.name=sac",
+    "algo.algo_params.actor_hidden_dims=[8]",
+    "algo.algo_params.critic_hidden_dims=[8]",
+]
+
 NETWORKS = ["algo.algo_params.actor_hidden_dim=8", "algo.algo_params.critic_hidden_dim=8"]
 
 

@@ -90,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser(
         "train",
         add_help=False,
-        help="train a policy: unilab train [flashsac|ppo] task=pendulum_swingup key=value ...",
+        help="train a policy: unilab train [flashsac|sac|ppo] task=pendulum_swingup key=value ...",
     )
     listed = commands.add_parser("list", help="show the tasks")
     listed.set_defaults(run_command=_list)

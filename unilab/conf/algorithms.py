@@ -36,6 +36,7 @@ _registered = {
         "unilab.conf.flashsac:FlashSACCfg", "unilab.examples.train_flashsac:train"
     ),
     "ppo": Algorithm("unilab.conf.ppo:PPOCfg", "unilab.examples.train_ppo:train"),
+    "sac": Algorithm("unilab.conf.sac:SACCfg", "unilab.examples.train_sac:train"),
 }
 
 

@@ -64,12 +64,14 @@ class ObsNormalizer(nn.Module):
 
 
 class ValueNetwork(nn.Module):
-    """State value of an observation, by an MLP with its own normaliser.
+    """Value of an observation, or of an observation and an action, by an MLP with a normaliser.
 
     Args:
         obs_dim: critic observation width ``Oc``.
         hidden_dims: widths of the hidden layers.
         activation: ``elu``, ``relu``, ``silu`` or ``tanh``.
+        action_dim: action width ``A``; 0 for the value of an observation.
+        layer_norm: normalise the hidden layers.
         normalize_obs: whether the observation is normalised.
 
     Examples:
@@ -77,6 +79,8 @@ class ValueNetwork(nn.Module):
         >>> from unilab.modules import ValueNetwork
         >>> ValueNetwork(48)(torch.zeros(256, 24, 48)).shape
         torch.Size([256, 24, 1])
+        >>> ValueNetwork(48, action_dim=12)(torch.zeros(256, 48), torch.zeros(256, 12)).shape
+        torch.Size([256, 1])
     """
 
     def __init__(
@@ -85,19 +89,24 @@ class ValueNetwork(nn.Module):
         hidden_dims: Sequence[int] = (128, 128, 128),
         activation: str = "elu",
         *,
+        action_dim: int = 0,
+        layer_norm: bool = False,
         normalize_obs: bool = True,
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
         check_at_least(1, obs_dim=obs_dim)
+        check_at_least(0, action_dim=action_dim)
         self.normalizer = ObsNormalizer(obs_dim, device=device) if normalize_obs else None
-        self.hidden = hidden_layers(obs_dim, hidden_dims, activation, device=device)
+        self.hidden = hidden_layers(
+            obs_dim + action_dim, hidden_dims, activation, layer_norm=layer_norm, device=device
+        )
         self.head = nn.Linear(hidden_dims[-1], 1, device=device)
 
-    def forward(self, obs: Tensor) -> Tensor:
-        """``[*, Oc] -> [*, 1]``."""
+    def forward(self, obs: Tensor, *action: Tensor) -> Tensor:
+        """``[*, Oc] -> [*, 1]``, or ``[*, Oc], [*, A] -> [*, 1]``."""
         x = obs if self.normalizer is None else self.normalizer(obs)
-        return self.head(self.hidden(x))
+        return self.head(self.hidden(torch.cat((x, *action), -1)))
 
 
 def hidden_layers(

@@ -25,6 +25,8 @@ class FlashSACPolicy(TensorDictModuleBase):
     the policy writes ``_continues`` beside the action, and must get the TensorDict that the
     environment steps. In data without an environment's flags, ``done`` marks them.
 
+    It is also the stochastic actor that TorchRL's ``SACLoss`` takes (:meth:`get_dist`).
+
     Examples:
         >>> import torch
         >>> from tensordict import TensorDict
@@ -41,6 +43,8 @@ class FlashSACPolicy(TensorDictModuleBase):
         self.actor: Any = actor
         self.in_keys = [obs_key]
         self.out_keys = [action_key]
+        self.dist_sample_keys = [action_key]
+        self.log_prob_keys = ["action_log_prob"]
         self._last: TensorDictBase | None = None
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -61,6 +65,10 @@ class FlashSACPolicy(TensorDictModuleBase):
         tensordict.set(self.out_keys[0], action.reshape(*obs.shape[:-1], action.shape[-1]))
         return tensordict
 
+    def get_dist(self, tensordict: TensorDictBase) -> ActorSamples:
+        """The distribution of the actor's actions at the observations ``[*, O]``, for a loss."""
+        return ActorSamples(self.actor, tensordict.get(self.in_keys[0]))
+
     def _begun(self, tensordict: TensorDictBase, explores: bool) -> Tensor:
         """``[*, 1]`` bool, the rows whose episodes begin here."""
         last, self._last = self._last, tensordict
@@ -80,3 +88,27 @@ class FlashSACPolicy(TensorDictModuleBase):
                 "the policy gets: use TransformedEnv(env, InitTracker()) of torchrl.envs"
             )
         return ~continues
+
+
+class ActorSamples:
+    """Actions of an actor and their log-densities, from its forward pass.
+
+    TorchRL's losses draw both at once, which needs no density of an action from elsewhere. So any
+    actor of the contract fits, whatever its transform.
+    """
+
+    def __init__(self, actor: Any, obs: Tensor) -> None:
+        self.actor = actor
+        self.obs = obs
+
+    def rsample_and_log_prob(self, sample_shape: Any = ()) -> tuple[Tensor, Tensor]:
+        """Actions ``[*, A]`` and log-densities ``[*]``; a training pass if gradients are on."""
+        lead, training = self.obs.shape[:-1], torch.is_grad_enabled()
+        actions, info = self.actor(self.obs.reshape(-1, self.obs.shape[-1]), training=training)
+        if training and info.get("aux_losses"):
+            raise ConfigError(
+                f"actor must have no aux_losses here, got {', '.join(info['aux_losses'])} of "
+                f"{type(self.actor).__name__}: TorchRL's losses would drop them; FlashSACLoss "
+                "minimises them"
+            )
+        return actions.reshape(*lead, -1), info["log_prob"].reshape(lead)

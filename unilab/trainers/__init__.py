@@ -8,6 +8,7 @@ from unilab.trainers.load_actor import load_env_training_state, load_play_actor
 from unilab.trainers.ppo_learner import PPOLearner
 from unilab.trainers.run import Run, run_identity
 from unilab.trainers.runner import OffPolicyRunner, OnPolicyRunner
+from unilab.trainers.sac_learner import SACLearner
 
 __all__ = [
     "AsyncRunner",
@@ -21,6 +22,7 @@ __all__ = [
     "PPOLearner",
     "ReplayContents",
     "Run",
+    "SACLearner",
     "load_env_training_state",
     "load_play_actor",
     "run_identity",

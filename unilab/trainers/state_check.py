@@ -89,7 +89,11 @@ def moments_problem(saved: Any, parameters: Sequence[torch.Tensor], steps: int, 
     for i, parameter in enumerate(parameters):
         if saved[i] == {}:
             continue
-        live = {"step": torch.zeros(()), "exp_avg": parameter, "exp_avg_sq": parameter}
+        live = {
+            "step": torch.zeros((), dtype=torch.float32),
+            "exp_avg": parameter,
+            "exp_avg_sq": parameter,
+        }
         if problem := state_problem(saved[i], live, f"{path}.{i}", complete=True):
             return problem
         counts.append(saved[i]["step"].item())

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference.actors import PlainActor
 from torch import Tensor
-from torchrl.data import Bounded, Unbounded
+from torchrl.data import Bounded, Composite, Unbounded
 
 from unilab.errors import ActorContractError, ConfigError
 from unilab.modules import FlashSACActor, action_range, assert_log_prob_consistent, validate_actor
@@ -210,8 +210,13 @@ def test_action_range_has_one_number_for_each_joint():
         Unbounded((2, 1)),
         Bounded(torch.tensor([[-1.0], [-2.0]]), torch.tensor([[1.0], [1.0]])),
         Bounded(torch.tensor([[-1.0], [-1.0]]), torch.tensor([[1.0], [2.0]])),
+        Bounded(torch.tensor([-1.0, 0.0]), torch.tensor([1.0, 0.0])),  # a locked joint
+        Bounded(torch.tensor([1.0]), torch.tensor([-1.0])),
+        Bounded(torch.tensor([math.nan]), torch.tensor([1.0])),
+        Composite(action=Bounded(-1.0, 1.0, (3,))),
     ],
 )
-def test_action_range_refuses_unbounded_or_differing_ranges(spec):
-    with pytest.raises(ConfigError, match="action_spec"):
+def test_action_range_refuses_anything_but_the_same_finite_interval_everywhere(spec):
+    with pytest.raises(ConfigError, match="action_spec") as error:
         action_range(spec)
+    assert "\n" not in str(error.value)

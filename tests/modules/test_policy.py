@@ -79,9 +79,9 @@ def rolled_out(env: EnvBase, policy: FlashSACPolicy) -> list[Tensor]:
 
 
 def stepped(env: EnvBase, policy: FlashSACPolicy) -> list[Tensor]:
-    done = []
-    for steps in (7, 2):
-        data = env.reset()
+    done, data = [], None
+    for steps in (7, 2):  # the second reset gets the data of the first rollout
+        data = env.reset(data, set_state=False)
         for _ in range(steps):
             data = env.step(policy(data))
             done.append(data["next", "done"])
@@ -112,6 +112,21 @@ def test_the_actor_is_told_of_every_reset_with_and_without_init_tracker(make, ru
     want[[0, 7]] = True  # rollouts begin
     assert done[:7].any()
     assert torch.equal(torch.tensor(actor.told), want)
+
+
+@pytest.mark.parametrize("kind", KINDS[:2])
+def test_environments_that_share_a_policy_do_not_tell_each_others_resets(kind):
+    envs = [pendulum(3), pendulum(4), pendulum(3)]
+    actor = Recording(1, 1, hidden_dim=4, num_blocks=1)
+    policy = FlashSACPolicy(actor)
+    with set_exploration_type(kind):
+        data, want = [env.reset() for env in envs], [[True]] * 3
+        for _ in range(9):
+            for i, env in enumerate(envs):
+                step, data[i] = env.step_and_maybe_reset(policy(data[i]))
+                want.append(step["next", "done"].tolist())
+    assert actor.told == want[:-3]
+    assert len(policy._calls) == 3
 
 
 def test_exploring_on_copies_of_an_environments_data_needs_init_tracker():

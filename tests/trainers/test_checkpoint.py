@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 import signal
@@ -81,6 +82,15 @@ def test_c21_a_checkpoint_of_another_run_or_network_is_refused_whole(
     refused, trained, changed, name
 ):
     refused(name, **changed)
+
+
+@pytest.mark.parametrize("version", [True, 1.0, 9])
+def test_c20_a_manifest_of_unknown_semantics_is_refused_as_in_play(refused, trained, version):
+    file = trained[0] / "manifest.json"
+    manifest = json.loads(file.read_text())
+    manifest["metadata"]["identity"]["actor_semantics"]["schema_version"] = version
+    file.write_text(json.dumps(manifest))
+    refused(f"schema_version {version!r}, this version of unilab reads 1: train again")
 
 
 @pytest.mark.parametrize("damage", ["truncated", "emptied", "removed"])

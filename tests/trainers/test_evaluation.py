@@ -36,11 +36,15 @@ def test_the_first_episode_of_each_environment_counts(session):
 
 
 class Recurrent(FlashSACActor):
-    """Keeps a trace of its observations, a count and what cannot be copied."""
+    """Keeps a trace of its observations, a count, a tensor of a graph and, if asked, a lock."""
+
+    lockable = False
 
     def explore(self, obs: Tensor, dones: Tensor | None = None, deterministic: bool = False):
         if not hasattr(self, "trace"):
-            self.trace, self.steps, self.lock = [torch.zeros_like(obs)], {"n": 0}, Lock()
+            self.trace, self.steps = [torch.zeros_like(obs)], {"n": 0}
+            if self.lockable:
+                self.lock = Lock()
             self.register_buffer("count", torch.zeros(()), persistent=False)
         if dones is not None and dones.all():
             self.trace[0] = torch.zeros_like(obs)
@@ -74,6 +78,19 @@ def test_training_acts_after_an_evaluation_as_it_would_have_without(kind):
         return torch.stack(actions)
 
     assert torch.equal(act(2), act(0))
+
+
+@pytest.mark.filterwarnings("always")
+def test_state_that_cannot_be_copied_for_an_evaluation_is_warned_of_once(recwarn):
+    actor = Recurrent(3, 1, 8)
+    actor.lockable = True
+    actor.explore(torch.zeros(4, 3))
+    env = unilab.make("pendulum_swingup", num_envs=4, seed=0)
+    evaluate = Evaluator(env, FlashSACPolicy(actor), max_steps=3)
+    for _ in range(2):
+        evaluate()
+    texts = [str(w.message) for w in recwarn if "cannot be copied" in str(w.message)]
+    assert [text.startswith("lock of Recurrent") for text in texts] == [True]
 
 
 def test_every_evaluation_begins_the_same_episodes():

@@ -248,6 +248,9 @@ BAD_BATCHES = {
     "other device": (with_entry(("next", "reward"), lambda v: v.to("meta")), "reward.*meta"),
     "weights": (lambda b: b.set("priority_weight", torch.ones(8, 2)), "priority_weight"),
     "locked": (lambda b: b.lock_(), "unlocked"),
+    "locked, with td_error": (lambda b: b.set("td_error", torch.ones(8)).lock_(), "unlocked"),
+    "no rows": (lambda b: b[:0], "rows"),
+    "complex": (with_entry(("next", "reward"), lambda v: v + 0j), "reward.*complex"),
 }
 
 
@@ -311,6 +314,64 @@ def test_after_an_error_in_the_critics_step_the_actors_is_not_repeated():
     actors = [{k: v for k, v in s["loss"].items() if k.startswith("actor")} for s in states]
     assert same(*actors)
     assert run(learner, range(3, 5))
+
+
+def raising(*args: object, **kwargs: object) -> None:
+    raise RuntimeError("not now")
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        lambda learner: (learner.loss.actor, "normalize_parameters"),
+        lambda learner: (learner._optimizers["alpha"], "step"),
+        lambda learner: (learner.loss, "qvalue_loss"),
+        lambda learner: (learner.loss.critic, "normalize_parameters"),
+        lambda learner: (learner._target_update, "step"),
+    ],
+)
+@pytest.mark.parametrize("updates", [0, 2])
+def test_an_error_anywhere_in_an_update_leaves_counts_that_a_checkpoint_continues(
+    place, updates, monkeypatch
+):
+    learner, resumed = (FlashSACLearner(tiny_loss(), lr=1e-2) for _ in range(2))
+    run(learner, range(updates))
+    with monkeypatch.context() as patch:
+        patch.setattr(*place(learner), raising)
+        with pytest.raises(RuntimeError, match="not now"):
+            run(learner, range(updates, updates + 1))
+    resumed.load_state_dict(copy.deepcopy(learner.state_dict()))
+    done = learner.update_count
+    for each in (learner, resumed):
+        run(each, range(done, updates + 3))
+        assert each.update_count == updates + 3
+    assert same(learner.state_dict(), resumed.state_dict())
+    firsts = [next(iter(adam.state.values())) for adam in learner._optimizers.values()]
+    steps = [int(moments["step"]) for moments in firsts]
+    assert steps == [s.last_epoch for s in learner._schedules.values()]
+    assert steps == [(updates + 4) // 2, (updates + 4) // 2, updates + 3]
+
+
+def test_a_state_of_an_earlier_version_continues():
+    learner, resumed = FlashSACLearner(tiny_loss()), FlashSACLearner(tiny_loss())
+    run(learner, range(3))
+    state = copy.deepcopy(learner.state_dict())
+    del state["stepped"]
+    resumed.load_state_dict(state)
+    assert same(resumed.state_dict(), learner.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("key", "name"), [("critic", "loss_actor"), (("next", "reward"), "loss_qvalue")]
+)
+def test_c15_a_loss_that_is_not_finite_is_named_before_its_parameters_move(key, name):
+    learner, batch = FlashSACLearner(tiny_loss()), tiny_batch()
+    batch[key] = torch.full_like(batch[key], math.nan)
+    network = learner.loss.actor if name == "loss_actor" else learner.loss.critic
+    before = copy.deepcopy([*network.parameters()])
+    with pytest.raises(NonFiniteError, match=name):
+        learner.update(batch)
+    assert all(map(torch.equal, network.parameters(), before))
 
 
 def test_bfloat16_is_used_inside_the_hidden_layers_alone():

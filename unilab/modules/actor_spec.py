@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
-from torchrl.data import TensorSpec
+from torchrl.data import Composite, TensorSpec
 
 from unilab.errors import ActorContractError, ConfigError, did_you_mean
 
@@ -72,15 +72,25 @@ def action_range(action_spec: TensorSpec) -> dict[str, list[float]]:
     Returns:
         ``{"action_low": [...], "action_high": [...]}``, one number per joint.
     """
+    if isinstance(action_spec, Composite):
+        raise ConfigError(
+            "action_spec must be the spec of one action, got a Composite: pass its leaf, "
+            "env.action_spec"
+        )
     space, shape = action_spec.space, action_spec.shape
     low, high = (b.expand(shape).reshape(-1, shape[-1]) for b in (space.low, space.high))
     # Unbounded specs have the ends of the floats, whose difference is infinite.
+    span = (high - low)[0]
     if not ((high - low).isfinite() & (low == low[0]) & (high == high[0])).all():
-        raise ConfigError(
-            f"action_spec must have finite bounds, the same for every environment, got "
-            f"{action_spec}: bound the actions, or state the range of the actor's yourself"
-        )
-    return {"action_low": low[0].tolist(), "action_high": high[0].tolist()}
+        problem = "must have finite bounds, the same for every environment"
+    elif not (span > 0).all():
+        problem = "must have low below high for each action"
+    else:
+        return {"action_low": low[0].tolist(), "action_high": high[0].tolist()}
+    raise ConfigError(
+        f"action_spec {problem}, got low={low[0].tolist()}, high={high[0].tolist()}: bound the "
+        "actions, leave out a locked joint, or state the range of the actor's yourself"
+    )
 
 
 def record_build(

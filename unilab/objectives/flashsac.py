@@ -321,7 +321,7 @@ class FlashSACLoss(LossModule):
             tensordict.set(self.tensor_keys.priority, critic_info.pop("td_error"))
 
     def check_batch(self, tensordict: TensorDictBase) -> None:
-        """Refuse a batch that one of the losses cannot use, before any of them has run.
+        """Refuse a batch that a loss or the learner cannot use, before any loss has run.
 
         Looks at entries, shapes, dtypes and devices, not at values.
         """
@@ -334,6 +334,8 @@ class FlashSACLoss(LossModule):
             check_input(f"{when}critic observation", value, self.critic.obs_dim, like.dtype)
         check_input("action", batch[keys.action], self.critic.action_dim, like.dtype)
         rows = len(obs)
+        if not rows:
+            raise ConfigError("the batch must have rows, got 0: sample at least one")
         singles = [_under_next(keys.reward), _under_next(keys.terminated)]
         for key in (keys.steps_to_next_obs, keys.priority_weight):
             if (value := tensordict.get(key, None)) is not None:
@@ -345,12 +347,14 @@ class FlashSACLoss(LossModule):
                 raise ConfigError(
                     f"{key!r} must have {one} of {rows} rows, got shape {list(value.shape)}"
                 )
+            if key in singles and value.is_complex():
+                raise ConfigError(f"{key!r} must be real, got {value.dtype}: pass its .real")
             if value.device != like.device:
                 raise ConfigError(
                     f"{key!r} must be on {like.device} as the critic, got {value.device}: move the "
                     "batch with batch.to(device)"
                 )
-        if tensordict.is_locked and tensordict.get(keys.priority, None) is None:
+        if tensordict.is_locked:
             raise ConfigError(
                 f"the batch must be unlocked, because it gets {keys.priority!r}: use batch.copy()"
             )

@@ -19,7 +19,7 @@ from torchrl.checkpoint import Checkpoint, CheckpointAdapter, CheckpointRotation
 from torchrl.data import ReplayBuffer
 
 from unilab.errors import CheckpointError, why_unreadable
-from unilab.trainers.state_check import differences, state_problem
+from unilab.trainers.state_check import differences, semantics_problem, state_problem
 
 _OPTIONAL = ("replay", "episodes")
 
@@ -127,6 +127,12 @@ class Checkpointer:
 
     def _read(self, path: Path) -> dict[str, Any]:
         identity, names = read_identity(path)
+        if (
+            "actor_semantics" in self._identity
+            and isinstance(identity, Mapping)
+            and (problem := semantics_problem(identity.get("actor_semantics")))
+        ):
+            raise CheckpointError(f"checkpoint {path} cannot be continued: {problem}")
         if problem := differences(identity, self._identity):
             raise _unfit(path, problem)
         unknown = names - {*self._components, *_OPTIONAL, "counters"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +16,7 @@ from torchrl.checkpoint import GlobalRNGState
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from unilab.errors import ConfigError
+from unilab.errors import ConfigError, first_line
 from unilab.record.metric_schema import as_scalars
 
 _logger = logging.getLogger(__name__)
@@ -27,7 +28,8 @@ class Evaluator:
     Args:
         env: environment, batched ``[N]`` or single, that training does not use.
         policy: follows TorchRL's exploration type; the deterministic action is taken. What its
-            modules keep between steps, such as noise or a recurrent state, is set back afterwards.
+            modules keep between steps, such as noise or a recurrent state, is set back afterwards;
+            a warning names what cannot be copied.
         max_steps: longest episode in control steps; the environment's ``max_episode_length`` by
             default.
         trained: the training environment, whose curriculum stage each evaluation copies.
@@ -50,6 +52,7 @@ class Evaluator:
                 f"max_steps must be given for {type(env).__name__}, which has no max_episode_length"
             )
         self.max_steps = int(steps)
+        self._shared: set[str] = set()
         self._start: dict[str, Any] = getattr(env, "export_episodes", dict)()
 
     def __call__(self) -> dict[str, float]:
@@ -80,7 +83,7 @@ class Evaluator:
             with (
                 torch.no_grad(),
                 set_exploration_type(ExplorationType.DETERMINISTIC),
-                _separate_state(self.policy),
+                _separate_state(self.policy, self._shared),
             ):
                 metrics = self._first_episodes()
         finally:
@@ -115,17 +118,31 @@ class Evaluator:
 
 
 @contextmanager
-def _separate_state(policy: Any) -> Iterator[None]:
-    """Runs a policy on copies of its buffers and attributes; parameters and modules stay."""
+def _separate_state(policy: Any, shared: set[str]) -> Iterator[None]:
+    """Runs a policy on copies of its buffers and attributes; parameters and modules stay.
+
+    What cannot be copied stays shared, is added to ``shared``, and is warned of when new there.
+    """
     modules = list(policy.modules()) if isinstance(policy, nn.Module) else []
     memo = {id(each): each for module in modules for each in (module, *module.parameters())}
     kept = [(module, dict(vars(module))) for module in modules]
     for module, attributes in kept:
         for name, value in attributes.items():
             try:
+                if isinstance(value, torch.Tensor) and not value.is_leaf:
+                    value = value.detach()
                 module.__dict__[name] = copy.deepcopy(value, memo)
-            except Exception:  # a lock or a tensor of a graph: it stays shared
-                continue
+            except Exception as error:
+                what = f"{name} of {type(module).__name__}"
+                if what not in shared:
+                    shared.add(what)
+                    warnings.warn(
+                        f"{what} cannot be copied ({first_line(error)}), so an evaluation changes "
+                        "what training goes on with if it changes this: keep what changes between "
+                        "steps in tensors or in attributes that copy.deepcopy copies",
+                        RuntimeWarning,
+                        stacklevel=2,
+                    )
     try:
         yield
     finally:

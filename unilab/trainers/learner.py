@@ -33,6 +33,7 @@ from unilab.trainers.compilation import (
 )
 from unilab.trainers.slow_updates import SlowUpdates
 from unilab.trainers.state_check import (
+    module_problem,
     moments_problem,
     range_problem,
     semantics_problem,
@@ -160,16 +161,18 @@ class FlashSACLearner:
         self._looks_clipped, self._warned = 0, False
         self._actor_step, self._critic_step = self._steps()
         self._actor_metrics: dict[str, Tensor] = {}
-        self._actor_is_done = False  # an error came between the two steps of an update
+        # Optimizers whose step of the present update is made; set only after an error in it.
+        self._stepped = {"actor": False, "alpha": False}
 
     def update(self, tensordict: TensorDictBase) -> TensorDict:
         """One update on one batch, timed as ``torchrl.timeit("update")``.
 
-        An error about the batch, the actor's forward pass in training, an auxiliary loss or
+        An error about the batch, the actor's forward pass in training, its losses or
         ``sync_gradients`` of the actor's step comes before anything has moved, but for random
         generators and statistics that the networks' own forward passes move. After a later error
         (in the critic's step, or of an actor that fails with ``training=False``) the actor's step
-        of this update is done: the next call does not repeat it, but makes the critic's.
+        of this update is done: the next call does not repeat it, but makes the critic's. Once the
+        critic's optimizer has stepped the update counts as made, even if what follows it raises.
 
         Args:
             tensordict: batch ``[B]`` with the loss's ``in_keys``; rewards already normalised. It
@@ -185,15 +188,14 @@ class FlashSACLearner:
             self._check_parameters()
         with timeit("update"), self._precision():
             self.loss.check_batch(tensordict)
-            if self.update_count % self.actor_update_period == 0 and not self._actor_is_done:
+            is_due = self.update_count % self.actor_update_period == 0
+            if is_due and not all(self._stepped.values()):
                 self._actor_metrics = self._actor_step(tensordict)
-                self._schedules["actor"].step()
-                self._schedules["alpha"].step()
-                self._actor_is_done = True
+                if self._use_graph:
+                    self._count_steps("actor", "alpha")
             critic_metrics = self._critic_step(tensordict)
-            self._schedules["critic"].step()
-            self.update_count += 1
-            self._actor_is_done = False
+            if self._use_graph:
+                self._count_steps("critic")
             self.loss.write_priority(tensordict, critic_metrics)
             if self.update_count % _LOOK_INTERVAL == 0 and "q_clipped" in critic_metrics:
                 self._check_clipped(critic_metrics["q_clipped"].item())
@@ -238,18 +240,16 @@ class FlashSACLearner:
         aux = {key: value for key, value in info.items() if key.startswith(_AUX)}
         self._check_aux(aux)
         loss_alpha, _ = self.loss.loss_and_metrics("alpha_loss", info["entropy"])
+        metrics = _detached({"loss_actor": loss_actor, "loss_alpha": loss_alpha, **info})
+        self._check_losses(loss_actor=loss_actor, loss_alpha=loss_alpha)
         self._minimize(actor=sum(aux.values(), loss_actor), alpha=loss_alpha)
+        self._actor_metrics = metrics
         if self._normalize_actor:
             self.loss.actor.normalize_parameters()
-        metrics = {"loss_actor": loss_actor, "loss_alpha": loss_alpha, **info}
-        return _detached(metrics)
+        return metrics
 
     def _check_aux(self, aux: dict[str, Tensor]) -> None:
-        """Auxiliary losses keep their names and are finite scalars; checked before any step.
-
-        On an accelerator, where a look at the values would wait for the device, non-finite ones
-        are left to the reader of the metrics.
-        """
+        """C14: auxiliary losses keep their names; and they are finite."""
         before = {key for key in self._actor_metrics if key.startswith(_AUX)}
         if self._actor_metrics and set(aux) != before:
             raise ActorContractError(
@@ -257,15 +257,24 @@ class FlashSACLearner:
                 f"{self.update_count} appeared {_names(set(aux) - before)} and vanished "
                 f"{_names(before - set(aux))}: return 0 for a loss that is off"
             )
-        for key, value in aux.items():
-            if value.device.type == "cpu" and not value.isfinite():
+        self._check_losses(**aux)
+
+    def _check_losses(self, **losses: Tensor) -> None:
+        """C15: losses are finite, before they move a parameter.
+
+        On an accelerator, where a look at the values would wait for the device, non-finite ones
+        are left to the reader of the metrics.
+        """
+        for name, value in losses.items() if self._on_cpu else ():
+            if not value.isfinite().all():
                 raise NonFiniteError(
-                    f"aux loss {key.removeprefix(_AUX)!r} is {value.item()} in update "
-                    f"{self.update_count}: look for a division or a logarithm in the actor"
+                    f"{name} is {value.item()} in update {self.update_count}: look for NaN or huge "
+                    "numbers in the batch, or for a division or a logarithm in the actor"
                 )
 
     def _step_critic(self, tensordict: TensorDictBase) -> dict[str, Tensor]:
         loss_qvalue, info = self.loss.loss_and_metrics("qvalue_loss", tensordict)
+        self._check_losses(loss_qvalue=loss_qvalue)
         self._minimize(critic=loss_qvalue)
         self.loss.critic.normalize_parameters()
         self._target_update.step()
@@ -273,14 +282,26 @@ class FlashSACLearner:
 
     def _minimize(self, **losses: Tensor) -> None:
         """One step of each named optimizer; none before all gradients are there."""
-        optimizers = [self._optimizers[name] for name in losses]
-        for optimizer, loss in zip(optimizers, losses.values(), strict=True):
+        for name, loss in losses.items():
+            optimizer = self._optimizers[name]
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             if self._sync_gradients is not None:
                 self._sync_gradients(_parameters(optimizer))
-        for optimizer in optimizers:
-            optimizer.step()
+        for name in losses:
+            if not self._stepped.get(name):
+                self._optimizers[name].step()
+                if not self._use_graph:  # whose replays run no Python
+                    self._count_steps(name)
+
+    def _count_steps(self, *names: str) -> None:
+        """Directly after a step, so that an error in what follows it leaves counts that agree."""
+        for name in names:
+            self._schedules[name].step()
+        if "critic" in names:
+            self.update_count += 1
+        for key in self._stepped:
+            self._stepped[key] = "critic" not in names and (self._stepped[key] or key in names)
 
     def _steps(self) -> tuple[Step, Step]:
         """The two parts of an update, captured if wanted."""
@@ -301,6 +322,7 @@ class FlashSACLearner:
             "schedules": {k: schedule.last_epoch for k, schedule in self._schedules.items()},
             "actor_metrics": dict(self._actor_metrics),
             "update_count": self.update_count,
+            "stepped": dict(self._stepped),
         }
 
     def check_state(self, state: Any) -> str:
@@ -308,8 +330,10 @@ class FlashSACLearner:
         semantics = state.get("actor_semantics") if isinstance(state, dict) else None
         problem = semantics_problem(semantics, actor_semantics(self.loss.actor))
         live = self.state_dict()
+        if not problem:
+            state = _with_stepped(state)
         problem = problem or state_problem(state, live, "learner")
-        problem = problem or state_problem(state["loss"], live["loss"], "loss", complete=True)
+        problem = problem or module_problem(state["loss"], self.loss, "loss")
         problem = problem or range_problem(state["loss"], self.loss.actor, "actor.")
         if problem:
             return problem
@@ -322,10 +346,11 @@ class FlashSACLearner:
         steps, count = state["schedules"], state["update_count"]
         if set(steps) != set(self._schedules) or set(state["optimizers"]) != set(self._optimizers):
             return "the optimizer or schedule of actor, alpha or critic is missing"
-        if min(steps.values()) < 0 or steps["critic"] != count or steps["actor"] != steps["alpha"]:
+        actor, alpha = (steps[name] - state["stepped"][name] for name in ("actor", "alpha"))
+        if min(steps.values()) < 0 or steps["critic"] != count or actor != alpha or actor < 0:
             return f"schedules {steps} do not fit update_count {count}"
         metrics = state["actor_metrics"]
-        if bool(metrics) != bool(steps["actor"]) or not all(map(_is_scalar, metrics.values())):
+        if bool(metrics) != bool(steps["alpha"]) or not all(map(_is_scalar, metrics.values())):
             return f"actor_metrics must be 0-dim tensors of the last actor step, got {metrics}"
         problems = (
             moments_problem(
@@ -351,7 +376,7 @@ class FlashSACLearner:
         device = self.loss.log_alpha.device
         self._actor_metrics = {k: v.to(device) for k, v in state["actor_metrics"].items()}
         self.update_count = int(state["update_count"])
-        self._actor_is_done = False
+        self._stepped = dict(_with_stepped(state)["stepped"])
         # A captured graph reads the tensors that the optimizers held before.
         self._actor_step, self._critic_step = self._steps()
 
@@ -359,6 +384,11 @@ class FlashSACLearner:
 def _parameters(adam: torch.optim.Optimizer) -> list[nn.Parameter]:
     params: list[nn.Parameter] = adam.param_groups[0]["params"]
     return params
+
+
+def _with_stepped(state: dict[str, Any]) -> dict[str, Any]:
+    """A saved state with the entry that earlier versions did not write."""
+    return {"stepped": {"actor": False, "alpha": False}, **state}
 
 
 def _is_scalar(value: Any) -> bool:

@@ -16,9 +16,9 @@ from unilab.record import RunFolder
 from unilab.trainers.checkpoint import newest, read_identity, read_states
 from unilab.trainers.state_check import (
     differences,
+    module_problem,
     range_problem,
     semantics_problem,
-    state_problem,
 )
 
 # A training run may replace its newest checkpoint while it is read.
@@ -100,7 +100,7 @@ def _actor(path: Path) -> nn.Module:
         for key, value in (loss.items() if isinstance(loss, Mapping) else ())
         if str(key).startswith("actor.")
     }
-    problem = state_problem(weights, actor.state_dict(), "actor", complete=True)
+    problem = module_problem(weights, actor, "actor")
     problem = problem or range_problem(weights, actor)
     try:
         if not problem:

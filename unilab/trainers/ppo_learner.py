@@ -17,7 +17,12 @@ from unilab.data.symmetry import Mirror, mirrored
 from unilab.data.ticks import as_ticks
 from unilab.errors import CheckpointError, ConfigError
 from unilab.modules import GaussianPolicy, actor_semantics
-from unilab.trainers.state_check import moments_problem, semantics_problem, state_problem
+from unilab.trainers.state_check import (
+    module_problem,
+    moments_problem,
+    semantics_problem,
+    state_problem,
+)
 
 MIN_LR, MAX_LR = 1e-5, 1e-2
 """Range of the adaptive learning rate."""
@@ -179,7 +184,7 @@ class PPOLearner:
         problem = semantics_problem(semantics, actor_semantics(self.actor))
         live = self.state_dict()
         problem = problem or state_problem(state, live, "learner")
-        problem = problem or state_problem(state["loss"], live["loss"], "loss", complete=True)
+        problem = problem or module_problem(state["loss"], self._networks, "loss")
         if problem:
             return problem
         if not state["lr"] > 0.0 or state["update_count"] < 0:

@@ -10,20 +10,37 @@ from types import NoneType
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from unilab.modules.actor_spec import SCHEMA_VERSION, action_constants
+from unilab.modules.layers import UnitBatchNorm
+from unilab.modules.mlp import ObsNormalizer
 
-#: entries of layers and optimizers that are never negative
-_NEVER_NEGATIVE = ("running_var", "num_batches_tracked", "count", "exp_avg_sq")
+
+def module_problem(saved: Any, module: nn.Module, path: str) -> str:
+    """The first reason why a module cannot load a saved ``state_dict``; ``""`` if it can.
+
+    As :func:`state_problem`; besides, the variances and counts of normalisations are not negative.
+    """
+    if problem := state_problem(saved, module.state_dict(), path, complete=True):
+        return problem
+    for name, layer in module.named_modules():
+        if isinstance(layer, UnitBatchNorm | ObsNormalizer | _BatchNorm):
+            for entry in ("running_var", "num_batches_tracked", "count"):
+                key = f"{name}.{entry}".lstrip(".")
+                if saved.get(key) is not None and (saved[key] < 0).any():
+                    return f"{path}.{key} holds a negative value"
+    return ""
 
 
 def state_problem(saved: Any, live: Any, path: str, *, complete: bool = False) -> str:
     """The first reason why a live object cannot load a saved state.
 
     Compares keys and types; of tensors also shape, dtype, layout, and that they are finite where
-    the live ones are (an attention mask may hold infinity), and variances not negative. What one
-    side does not have yet (an optimizer's moments before its first step, a lazily built buffer) is
-    empty or None there, and fits anything; with ``complete`` the saved state must have it.
+    the live ones are (an attention mask may hold infinity). What one side does not have yet (an
+    optimizer's moments before its first step, a lazily built buffer) is empty or None there, and
+    fits anything; with ``complete`` the saved state must have it.
     """
     if live is None:
         return ""
@@ -62,8 +79,6 @@ def _tensor_problem(saved: Any, live: torch.Tensor, path: str) -> str:
         return f"{path} has {there} as dtype, layout and is_meta there and {here} here"
     if not saved.isfinite().all() and live.isfinite().all():
         return f"{path} holds NaN or infinity"
-    if path.rpartition(".")[2] in _NEVER_NEGATIVE and (saved < 0).any():
-        return f"{path} holds a negative value"
     return ""
 
 
@@ -96,6 +111,8 @@ def moments_problem(saved: Any, parameters: Sequence[torch.Tensor], steps: int, 
         }
         if problem := state_problem(saved[i], live, f"{path}.{i}", complete=True):
             return problem
+        if (saved[i]["exp_avg_sq"] < 0).any():
+            return f"{path}.{i}.exp_avg_sq holds a negative value"
         counts.append(saved[i]["step"].item())
     # The loss of every step has reached some parameter. Adam counts in float32.
     most = min(steps, 2**24)

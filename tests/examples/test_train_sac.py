@@ -29,7 +29,7 @@ def test_run_is_evaluated_saved_played_plotted_exported_and_continued(tmp_path, 
     assert train(cfg) == 0
     assert "Finished: 160 steps" in capsys.readouterr().out
     last = rows(run)[-1]
-    assert float(last["Perf/updates"]) == 160 / 4 - 32 / 4 + 1
+    assert float(last["Perf/updates"]) == 2 * (160 / 4 - 32 / 4 + 1)
     assert all(metric(tag) for tag in set(last) - {"frames", "minutes"})
     assert {"Eval/return", "Loss/qvalue", "Loss/actor", "Policy/entropy"} <= set(last)
     content = json.loads((run / "run_config.json").read_text())

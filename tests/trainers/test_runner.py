@@ -185,14 +185,18 @@ def test_an_error_in_the_loop_saves_nothing_and_closes_everything(session, folde
     MetricLogger(folder).close()  # the folder is not locked any more
 
 
-def test_a_nan_in_training_is_named_and_keeps_the_checkpoint_before(session):
+@pytest.mark.parametrize(
+    ("on_cpu", "named"), [(True, "loss_qvalue is nan in update"), (False, r"alpha.* 160 frames")]
+)
+def test_a_nan_in_training_is_named_and_keeps_the_checkpoint_before(session, on_cpu, named):
     run = session()
+    run.learner._on_cpu = on_cpu  # an accelerator's update does not look at its losses
     run.train(TICKS)
     counters = run.checkpointer.load()
     data = [batch.clone() for batch in run.collector(TICKS)]  # no NaN actions reach the env
     with torch.no_grad():
         run.learner.loss.log_alpha.fill_(math.nan)
-    with pytest.raises(NonFiniteError, match=r"alpha.* 160 frames"):
+    with pytest.raises(NonFiniteError, match=named):
         run.train(data, counters, log_interval_s=600)
     assert run.checkpointer.load().frames == FRAMES
 

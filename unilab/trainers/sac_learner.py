@@ -15,7 +15,12 @@ from torchrl.objectives import SACLoss, SoftUpdate
 from unilab.errors import CheckpointError, ConfigError
 from unilab.modules import FlashSACPolicy, actor_semantics
 from unilab.modules.layers import check_at_least
-from unilab.trainers.state_check import moments_problem, semantics_problem, state_problem
+from unilab.trainers.state_check import (
+    module_problem,
+    moments_problem,
+    semantics_problem,
+    state_problem,
+)
 
 
 class SACLearner:
@@ -171,7 +176,7 @@ class SACLearner:
         problem = semantics_problem(semantics, actor_semantics(self.actor))
         live = self.state_dict()
         problem = problem or state_problem(state, live, "learner")
-        problem = problem or state_problem(state["loss"], live["loss"], "loss", complete=True)
+        problem = problem or module_problem(state["loss"], self._networks, "loss")
         if problem:
             return problem
         if set(state["optimizers"]) != set(self._optimizers):

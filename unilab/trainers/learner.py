@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import time
 import warnings
@@ -33,9 +32,12 @@ from unilab.trainers.compilation import (
 )
 from unilab.trainers.slow_updates import SlowUpdates
 from unilab.trainers.state_check import (
+    adam_moments,
+    load_moments,
     module_problem,
     moments_problem,
     range_problem,
+    scalars_problem,
     semantics_problem,
     state_problem,
 )
@@ -287,7 +289,7 @@ class FlashSACLearner:
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             if self._sync_gradients is not None:
-                self._sync_gradients(_parameters(optimizer))
+                self._sync_gradients(optimizer.param_groups[0]["params"])
         for name in losses:
             if not self._stepped.get(name):
                 self._optimizers[name].step()
@@ -315,10 +317,7 @@ class FlashSACLearner:
             "actor_semantics": actor_semantics(self.loss.actor),
             "loss": self.loss.state_dict(),
             # The rest of an optimizer's state comes from the configuration.
-            "optimizers": {
-                k: {i: adam.state.get(p, {}) for i, p in enumerate(_parameters(adam))}
-                for k, adam in self._optimizers.items()
-            },
+            "optimizers": {k: adam_moments(adam) for k, adam in self._optimizers.items()},
             "schedules": {k: schedule.last_epoch for k, schedule in self._schedules.items()},
             "actor_metrics": dict(self._actor_metrics),
             "update_count": self.update_count,
@@ -349,13 +348,10 @@ class FlashSACLearner:
         actor, alpha = (steps[name] - state["stepped"][name] for name in ("actor", "alpha"))
         if min(steps.values()) < 0 or steps["critic"] != count or actor != alpha or actor < 0:
             return f"schedules {steps} do not fit update_count {count}"
-        metrics = state["actor_metrics"]
-        if bool(metrics) != bool(steps["alpha"]) or not all(map(_is_scalar, metrics.values())):
-            return f"actor_metrics must be 0-dim tensors of the last actor step, got {metrics}"
+        if problem := scalars_problem(state["actor_metrics"], steps["alpha"]):
+            return problem
         problems = (
-            moments_problem(
-                state["optimizers"][name], _parameters(adam), steps[name], f"optimizers.{name}"
-            )
+            moments_problem(state["optimizers"][name], adam, steps[name], f"optimizers.{name}")
             for name, adam in self._optimizers.items()
         )
         return next(filter(None, problems), "")
@@ -367,10 +363,7 @@ class FlashSACLearner:
             raise CheckpointError(f"the state does not fit this learner: {problem}")
         self.loss.load_state_dict(state["loss"])
         for name, adam in self._optimizers.items():
-            groups = adam.state_dict()["param_groups"]
-            # A copy, because Adam would update the given tensors in place.
-            moments = copy.deepcopy(state["optimizers"][name])
-            adam.load_state_dict({"state": moments, "param_groups": groups})
+            load_moments(adam, state["optimizers"][name])
             steps = int(state["schedules"][name])
             self._schedules[name] = LambdaLR(adam, self._rate, last_epoch=steps - 1)
         device = self.loss.log_alpha.device
@@ -381,18 +374,9 @@ class FlashSACLearner:
         self._actor_step, self._critic_step = self._steps()
 
 
-def _parameters(adam: torch.optim.Optimizer) -> list[nn.Parameter]:
-    params: list[nn.Parameter] = adam.param_groups[0]["params"]
-    return params
-
-
 def _with_stepped(state: dict[str, Any]) -> dict[str, Any]:
     """A saved state with the entry that earlier versions did not write."""
     return {"stepped": {"actor": False, "alpha": False}, **state}
-
-
-def _is_scalar(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.ndim == 0
 
 
 def _detached(metrics: dict[str, Any]) -> dict[str, Tensor]:

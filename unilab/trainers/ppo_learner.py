@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +17,8 @@ from unilab.data.ticks import as_ticks
 from unilab.errors import CheckpointError, ConfigError
 from unilab.modules import GaussianPolicy, actor_semantics
 from unilab.trainers.state_check import (
+    adam_moments,
+    load_moments,
     module_problem,
     moments_problem,
     semantics_problem,
@@ -169,11 +170,10 @@ class PPOLearner:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next update depends on, except the random generators."""
-        moments = self._optimizer.state
         return {
             "actor_semantics": actor_semantics(self.actor),
             "loss": self._networks.state_dict(),  # what load_play_actor reads
-            "optimizer": {i: moments.get(p, {}) for i, p in enumerate(self._parameters)},
+            "optimizer": adam_moments(self._optimizer),
             "lr": self.lr,
             "update_count": self.update_count,
         }
@@ -190,7 +190,7 @@ class PPOLearner:
         if not state["lr"] > 0.0 or state["update_count"] < 0:
             return f"lr {state['lr']} or update_count {state['update_count']} is out of range"
         steps = state["update_count"]
-        return moments_problem(state["optimizer"], self._parameters, steps, "optimizer")
+        return moments_problem(state["optimizer"], self._optimizer, steps, "optimizer")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a :meth:`state_dict` of the same networks; load nothing of another."""
@@ -198,10 +198,7 @@ class PPOLearner:
         if problem:
             raise CheckpointError(f"the state does not fit this learner: {problem}")
         self._networks.load_state_dict(state["loss"])
-        groups = self._optimizer.state_dict()["param_groups"]
-        # A copy, because Adam would update the given tensors in place.
-        moments = copy.deepcopy(state["optimizer"])
-        self._optimizer.load_state_dict({"state": moments, "param_groups": groups})
+        load_moments(self._optimizer, state["optimizer"])
         if self.desired_kl is not None:
             self._set_lr(float(state["lr"]))
         self.update_count = int(state["update_count"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -16,8 +15,11 @@ from unilab.errors import CheckpointError, ConfigError
 from unilab.modules import FlashSACPolicy, actor_semantics
 from unilab.modules.layers import check_at_least
 from unilab.trainers.state_check import (
+    adam_moments,
+    load_moments,
     module_problem,
     moments_problem,
+    scalars_problem,
     semantics_problem,
     state_problem,
 )
@@ -140,7 +142,7 @@ class SACLearner:
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         if self._sync_gradients is not None:
-            self._sync_gradients(_parameters(optimizer))
+            self._sync_gradients(optimizer.param_groups[0]["params"])
         optimizer.step()
 
     @torch.no_grad()
@@ -161,10 +163,7 @@ class SACLearner:
         return {
             "actor_semantics": actor_semantics(self.actor),
             "loss": self._networks.state_dict(),
-            "optimizers": {
-                k: {i: adam.state.get(p, {}) for i, p in enumerate(_parameters(adam))}
-                for k, adam in self._optimizers.items()
-            },
+            "optimizers": {k: adam_moments(adam) for k, adam in self._optimizers.items()},
             "actor_steps": self._actor_steps,
             "actor_metrics": dict(self._actor_metrics),
             "update_count": self.update_count,
@@ -184,13 +183,12 @@ class SACLearner:
         count, actor_steps = state["update_count"], state["actor_steps"]
         if not 0 <= actor_steps <= count:
             return f"actor_steps {actor_steps} do not fit update_count {count}"
-        metrics = state["actor_metrics"]
-        if bool(metrics) != bool(actor_steps) or not all(map(_is_scalar, metrics.values())):
-            return f"actor_metrics must be 0-dim tensors of the last actor step, got {metrics}"
+        if problem := scalars_problem(state["actor_metrics"], actor_steps):
+            return problem
         problems = (
             moments_problem(
                 state["optimizers"][name],
-                _parameters(adam),
+                adam,
                 count if name == "critics" else actor_steps,
                 f"optimizers.{name}",
             )
@@ -205,19 +203,11 @@ class SACLearner:
             raise CheckpointError(f"the state does not fit this learner: {problem}")
         self._networks.load_state_dict(state["loss"])
         for name, adam in self._optimizers.items():
-            groups = adam.state_dict()["param_groups"]
-            # A copy, because Adam would update the given tensors in place.
-            moments = copy.deepcopy(state["optimizers"][name])
-            adam.load_state_dict({"state": moments, "param_groups": groups})
+            load_moments(adam, state["optimizers"][name])
         device = self.loss.log_alpha.device
         self._actor_metrics = {k: v.to(device) for k, v in state["actor_metrics"].items()}
         self._actor_steps = int(state["actor_steps"])
         self.update_count = int(state["update_count"])
-
-
-def _parameters(adam: torch.optim.Optimizer) -> list[nn.Parameter]:
-    params: list[nn.Parameter] = adam.param_groups[0]["params"]
-    return params
 
 
 def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
@@ -226,7 +216,3 @@ def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
 
 def _same(a: Tensor, b: Tensor | None) -> bool:
     return b is not None and (a.data_ptr(), a.shape) == (b.data_ptr(), b.shape)
-
-
-def _is_scalar(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.ndim == 0

@@ -5,6 +5,7 @@ Each function returns the problem as text, or ``""``.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from types import NoneType
 from typing import Any
@@ -82,6 +83,14 @@ def _tensor_problem(saved: Any, live: torch.Tensor, path: str) -> str:
     return ""
 
 
+def scalars_problem(metrics: Mapping[str, Any], steps: int) -> str:
+    """Why saved metrics are not those of the latest of so many steps, or ``""``."""
+    for value in metrics.values():
+        if not isinstance(value, torch.Tensor) or value.ndim:
+            return f"actor_metrics must be 0-dim tensors, got {metrics}"
+    return "" if bool(metrics) == bool(steps) else f"actor_metrics do not fit {steps} steps"
+
+
 def range_problem(weights: Mapping[str, Any], actor: torch.nn.Module, prefix: str = "") -> str:
     """Why saved weights do not have the action range that their semantics record, or ``""``."""
     for name, live in action_constants(actor).items():
@@ -91,13 +100,26 @@ def range_problem(weights: Mapping[str, Any], actor: torch.nn.Module, prefix: st
     return ""
 
 
-def moments_problem(saved: Any, parameters: Sequence[torch.Tensor], steps: int, path: str) -> str:
+def adam_moments(adam: torch.optim.Optimizer) -> dict[int, Any]:
+    """The state of an Adam, by the number of the parameter; ``{}`` before its first gradient."""
+    return {i: adam.state.get(p, {}) for i, p in enumerate(adam.param_groups[0]["params"])}
+
+
+def load_moments(adam: torch.optim.Optimizer, saved: Mapping[int, Any]) -> None:
+    """Continue from :func:`adam_moments`; settings such as the learning rate stay."""
+    # A copy, because Adam would update the given tensors in place.
+    groups = adam.state_dict()["param_groups"]
+    adam.load_state_dict({"state": copy.deepcopy(dict(saved)), "param_groups": groups})
+
+
+def moments_problem(saved: Any, adam: torch.optim.Optimizer, steps: int, path: str) -> str:
     """The first reason why Adam cannot continue from saved moments after so many steps.
 
     A parameter without a gradient so far has the moments ``{}``.
     """
     if saved == {} and steps == 0:
         return ""
+    parameters = adam.param_groups[0]["params"]
     if not isinstance(saved, Mapping) or set(saved) != set(range(len(parameters))):
         return f"{path} must have moments of {len(parameters)} parameters"
     counts = [0]

@@ -95,25 +95,25 @@ class HumanoidV4Cfg(HumanoidCfg):
 
 
 def half_cheetah_v4() -> HalfCheetahCfg:
-    """As gym/HalfCheetah-v5: v4 is the same task."""
+    """As gym/HalfCheetah-v5: v4 is the same task (6 joints, 1000 steps of 0.05 s)."""
     return half_cheetah_v5()
 
 
 def hopper_v4() -> HopperV4Cfg:
-    """As gym/Hopper-v5, with the contacts of MuJoCo 3.3.3, as in published curves."""
+    """As gym/Hopper-v5 with contacts of MuJoCo 3.3.3 (3 joints, 1000 steps of 0.008 s)."""
     return HopperV4Cfg()
 
 
 def walker2d_v4() -> Walker2dV4Cfg:
-    """As gym/Walker2d-v5, with less friction at one foot, as in published curves."""
+    """As gym/Walker2d-v5 with less friction at one foot (6 joints, 1000 steps of 0.008 s)."""
     return Walker2dV4Cfg()
 
 
 def ant_v4() -> AntV4Cfg:
-    """As gym/Ant-v5, with the contacts of MuJoCo 3.3.3 and without contact forces."""
+    """As gym/Ant-v5 with contacts of MuJoCo 3.3.3, unobserved (8 joints, 1000 steps of 0.05 s)."""
     return AntV4Cfg()
 
 
 def humanoid_v4() -> HumanoidV4Cfg:
-    """As gym/Humanoid-v5, with the contacts of MuJoCo 3.3.3 and without contact cost."""
+    """As gym/Humanoid-v5, contacts of MuJoCo 3.3.3, no cost (17 joints, 1000 steps of 0.015 s)."""
     return HumanoidV4Cfg()

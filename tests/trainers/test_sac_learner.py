@@ -247,6 +247,7 @@ def test_a_learner_that_loads_a_state_continues_bit_for_bit():
         (lambda s: s["loss"].pop("temperature.log_alpha"), "log_alpha"),
         (lambda s: s["loss"]["critics.module.head.bias"].fill_(torch.nan), r"head\.bias"),
         (lambda s: s["loss"]["critic_normalizer.count"].fill_(-1), r"normalizer\.count"),
+        (lambda s: s["loss"]["actor.action_scale"].mul_(2.0), "action_scale"),
         (lambda s: s["optimizers"].pop("critics"), "critics"),
         (lambda s: s["optimizers"]["actor"].clear(), "actor"),
         (lambda s: s.update(actor_steps=4), "actor_steps 4"),

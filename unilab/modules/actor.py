@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from unilab.errors import ActorContractError, ConfigError
-from unilab.modules.actor_spec import BUILT_IN, FlashSACActorSpec, record_build
+from unilab.errors import ConfigError
+from unilab.modules.actor_spec import record_constructor
 from unilab.modules.distributions import squash_log_std, squashed_log_prob, zeta_pmf
 from unilab.modules.layers import (
     Block,
@@ -92,16 +91,9 @@ class FlashSACActor(nn.Module):
         self._noise = torch.zeros(0, action_dim, device=device)
         self._noise_steps = torch.zeros(0, dtype=torch.long, device=device)
 
-        kind = type(self)
-        if kind.__init__ is FlashSACActor.__init__:  # another one may take other arguments
-            builder = f"{kind.__module__}:{kind.__qualname__}"
-            kwargs: dict[str, Any] = {"hidden_dim": hidden_dim, "num_blocks": num_blocks}
-            kwargs |= {"action_low": low.tolist(), "action_high": high.tolist()}
-            with suppress(ActorContractError):  # of a script or a function, it cannot be imported
-                spec = FlashSACActorSpec(
-                    builder=BUILT_IN if kind is FlashSACActor else builder, kwargs=kwargs
-                )
-                record_build(self, spec, obs_dim=obs_dim, action_dim=action_dim)
+        kwargs: dict[str, Any] = {"hidden_dim": hidden_dim, "num_blocks": num_blocks}
+        kwargs |= {"action_low": low.tolist(), "action_high": high.tolist()}
+        record_constructor(self, FlashSACActor, kwargs)
 
     def get_mean_and_std(self, obs: Tensor, training: bool = False) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation ``[B, A]`` of the Gaussian before the transform."""

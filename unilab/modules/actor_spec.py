@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -110,6 +111,17 @@ def record_build(
         "structure": _structure(actor),
         "validated": validated,
     }
+
+
+def record_constructor(actor: Any, base: type[nn.Module], kwargs: dict[str, Any]) -> None:
+    """Records the constructor of an actor of the library, or of a subclass with the same one."""
+    kind = type(actor)
+    if kind.__init__ is not base.__init__:  # which may take other arguments
+        return
+    module = "unilab.modules" if kind is base else kind.__module__
+    with suppress(ActorContractError):  # of a script or a function, it cannot be imported
+        spec = FlashSACActorSpec(builder=f"{module}:{kind.__qualname__}", kwargs=kwargs)
+        record_build(actor, spec, obs_dim=actor.obs_dim, action_dim=actor.action_dim)
 
 
 def _structure(actor: nn.Module) -> dict[str, Any]:

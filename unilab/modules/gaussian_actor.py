@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -16,10 +15,10 @@ from tensordict.nn import (
 from torch import Tensor, nn
 from torchrl.modules import IndependentNormal
 
-from unilab.errors import ActorContractError, ConfigError
+from unilab.errors import ConfigError
 from unilab.modules.actor import per_joint
 from unilab.modules.actor_calls import mean_and_std
-from unilab.modules.actor_spec import FlashSACActorSpec, record_build
+from unilab.modules.actor_spec import record_constructor
 from unilab.modules.distributions import gaussian_log_prob, squash_log_std, tanh_log_det
 from unilab.modules.layers import check_at_least, check_input
 from unilab.modules.mlp import ObsNormalizer, hidden_layers
@@ -107,20 +106,15 @@ class GaussianActor(nn.Module):
             self.register_buffer("action_scale", 0.5 * (high - low))
             self.register_buffer("action_offset", 0.5 * (high + low))
 
-        kind = type(self)
-        if kind.__init__ is GaussianActor.__init__:  # another one may take other arguments
-            module = "unilab.modules" if kind is GaussianActor else kind.__module__
-            kwargs = {
-                "hidden_dims": list(hidden_dims),
-                "activation": activation,
-                "layer_norm": layer_norm,
-                "normalize_obs": normalize_obs,
-                "init_std": init_std,
-                **bounds,
-            }
-            with suppress(ActorContractError):  # of a script or a function, it cannot be imported
-                spec = FlashSACActorSpec(builder=f"{module}:{kind.__qualname__}", kwargs=kwargs)
-                record_build(self, spec, obs_dim=obs_dim, action_dim=action_dim)
+        kwargs = {
+            "hidden_dims": list(hidden_dims),
+            "activation": activation,
+            "layer_norm": layer_norm,
+            "normalize_obs": normalize_obs,
+            "init_std": init_std,
+            **bounds,
+        }
+        record_constructor(self, GaussianActor, kwargs)
 
     def get_mean_and_std(self, obs: Tensor, training: bool = False) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation ``[B, A]`` of the Gaussian before the transform."""

@@ -33,13 +33,10 @@ from unilab.trainers.compilation import (
 from unilab.trainers.slow_updates import SlowUpdates
 from unilab.trainers.state_check import (
     adam_moments,
+    learner_problem,
     load_moments,
-    module_problem,
     moments_problem,
-    range_problem,
     scalars_problem,
-    semantics_problem,
-    state_problem,
 )
 
 _AUX = "loss_aux_"
@@ -326,15 +323,9 @@ class FlashSACLearner:
 
     def check_state(self, state: Any) -> str:
         """Why this learner cannot load a saved state, or ``""``."""
-        semantics = state.get("actor_semantics") if isinstance(state, dict) else None
-        problem = semantics_problem(semantics, actor_semantics(self.loss.actor))
-        live = self.state_dict()
-        if not problem:
+        if isinstance(state, dict):
             state = _with_stepped(state)
-        problem = problem or state_problem(state, live, "learner")
-        problem = problem or module_problem(state["loss"], self.loss, "loss")
-        problem = problem or range_problem(state["loss"], self.loss.actor, "actor.")
-        if problem:
+        if problem := learner_problem(state, self.state_dict(), self.loss, self.loss.actor):
             return problem
         # The support is a buffer and a setting: loading it would overrule the configuration.
         support = state["loss"]["critic.support"]

@@ -18,11 +18,9 @@ from unilab.errors import CheckpointError, ConfigError
 from unilab.modules import GaussianPolicy, actor_semantics
 from unilab.trainers.state_check import (
     adam_moments,
+    learner_problem,
     load_moments,
-    module_problem,
     moments_problem,
-    semantics_problem,
-    state_problem,
 )
 
 MIN_LR, MAX_LR = 1e-5, 1e-2
@@ -180,12 +178,7 @@ class PPOLearner:
 
     def check_state(self, state: Any) -> str:
         """Why this learner cannot load a saved state, or ``""``."""
-        semantics = state.get("actor_semantics") if isinstance(state, dict) else None
-        problem = semantics_problem(semantics, actor_semantics(self.actor))
-        live = self.state_dict()
-        problem = problem or state_problem(state, live, "learner")
-        problem = problem or module_problem(state["loss"], self._networks, "loss")
-        if problem:
+        if problem := learner_problem(state, self.state_dict(), self._networks, self.actor):
             return problem
         if not state["lr"] > 0.0 or state["update_count"] < 0:
             return f"lr {state['lr']} or update_count {state['update_count']} is out of range"

@@ -16,12 +16,10 @@ from unilab.modules import FlashSACPolicy, actor_semantics
 from unilab.modules.layers import check_at_least
 from unilab.trainers.state_check import (
     adam_moments,
+    learner_problem,
     load_moments,
-    module_problem,
     moments_problem,
     scalars_problem,
-    semantics_problem,
-    state_problem,
 )
 
 
@@ -171,12 +169,7 @@ class SACLearner:
 
     def check_state(self, state: Any) -> str:
         """Why this learner cannot load a saved state, or ``""``."""
-        semantics = state.get("actor_semantics") if isinstance(state, dict) else None
-        problem = semantics_problem(semantics, actor_semantics(self.actor))
-        live = self.state_dict()
-        problem = problem or state_problem(state, live, "learner")
-        problem = problem or module_problem(state["loss"], self._networks, "loss")
-        if problem:
+        if problem := learner_problem(state, self.state_dict(), self._networks, self.actor):
             return problem
         if set(state["optimizers"]) != set(self._optimizers):
             return "the optimizer of actor, critics or temperature is missing"

@@ -91,6 +91,22 @@ def scalars_problem(metrics: Mapping[str, Any], steps: int) -> str:
     return "" if bool(metrics) == bool(steps) else f"actor_metrics do not fit {steps} steps"
 
 
+def learner_problem(
+    state: Any, live: Mapping[str, Any], networks: torch.nn.Module, actor: torch.nn.Module
+) -> str:
+    """Why a learner cannot load a saved state: its actor, structure, networks or action range.
+
+    ``networks`` holds what the states have under ``loss``, with the actor as ``actor``.
+    """
+    semantics = state.get("actor_semantics") if isinstance(state, dict) else None
+    return (
+        semantics_problem(semantics, live["actor_semantics"])
+        or state_problem(state, live, "learner")
+        or module_problem(state["loss"], networks, "loss")
+        or range_problem(state["loss"], actor, "actor.")
+    )
+
+
 def range_problem(weights: Mapping[str, Any], actor: torch.nn.Module, prefix: str = "") -> str:
     """Why saved weights do not have the action range that their semantics record, or ``""``."""
     for name, live in action_constants(actor).items():

@@ -15,6 +15,7 @@ from tensordict import TensorDict
 import unilab
 from unilab.data import SymmetryTransform
 from unilab.envs import (
+    GaussianNoiseCfg,
     ManagerBasedRlEnv,
     ObservationTermCfg,
     RewardTermCfg,
@@ -155,6 +156,10 @@ def _scale(**changed: float) -> dict[str, Any]:
         (
             {"observations": observing(joint_pos={"noise": UniformNoiseCfg(n_min=0.0, n_max=1.0)})},
             "noise.*'joint_pos'",
+        ),
+        (
+            {"observations": observing(joint_pos={"bias": GaussianNoiseCfg(mean=1.0, std=1.0)})},
+            "bias.*'joint_pos'",
         ),
         (
             {

@@ -8,6 +8,7 @@ from envs.tables import ON_TWINS, act, drive, go2, twins
 
 import unilab
 from unilab.envs import (
+    GaussianNoiseCfg,
     ObservationGroupCfg,
     ObservationTermCfg,
     SceneEntityCfg,
@@ -93,6 +94,57 @@ def test_noise_is_added_only_where_corruption_is_enabled(tmp_path):
     term = replace(POS, noise=UniformNoiseCfg(n_min=5.0, n_max=6.0))
     env = twins(tmp_path, observations={"obs": group(pos=term)})
     assert (env.reset()["obs"].abs() < 1.0).all()
+
+
+def still(env):
+    """Ten zeros, so that the observation is its errors."""
+    return torch.zeros(env.num_envs, 10)
+
+
+ERRORS = {
+    "normal": {"noise": GaussianNoiseCfg(mean=0.5, std=0.2)},
+    "uniform_bias": {"bias": UniformNoiseCfg(n_min=1.0, n_max=3.0)},
+    "both": {"noise": UniformNoiseCfg(n_min=-0.1, n_max=0.1), "bias": GaussianNoiseCfg(std=1.0)},
+}
+
+
+def test_noise_is_drawn_in_every_step_and_bias_in_every_episode(tmp_path):
+    terms = {name: ObservationTermCfg(func=still, **cfg) for name, cfg in ERRORS.items()}
+    groups = {
+        "obs": ObservationGroupCfg(terms=terms, enable_corruption=True),
+        "critic": group(**terms),
+    }
+    env = twins(tmp_path, num_envs=300, observations=groups, episode_length_s=0.2)
+    data = drive(env, 20)["next"]  # episodes of 10 steps
+    normal, biased, both = data["obs"].unflatten(1, (2, 10)).unflatten(-1, (3, 10)).unbind(-2)
+
+    assert not data["critic"].any()
+    assert normal.mean() == pytest.approx(0.5, abs=0.01)
+    assert normal.std() == pytest.approx(0.2, abs=0.01)
+    assert (normal[:, :, 1:] != normal[:, :, :-1]).all()
+    assert (biased == biased[:, :, :1]).all()
+    assert (biased[:, 0] != biased[:, 1]).all()
+    assert (biased.min(), biased.max()) == pytest.approx((1.0, 3.0), abs=0.01)
+    assert biased.mean() == pytest.approx(2.0, abs=0.02)
+    middle = both.mean(2, keepdim=True)
+    assert (both - middle).abs().max() < 0.21
+    assert middle.std() == pytest.approx(1.0, abs=0.03)
+
+
+def test_a_partial_reset_draws_the_bias_of_its_rows_only(tmp_path):
+    term = ObservationTermCfg(func=still, bias=GaussianNoiseCfg(std=1.0))
+    seen = ObservationGroupCfg(terms={"error": term}, enable_corruption=True)
+    env = twins(tmp_path, observations={"obs": seen}, episode_length_s=5.0)
+    before = env.reset()["obs"]
+    env.reset(env_ids=torch.tensor([1, 3]))
+    after = env.step(act(env, env.fake_tensordict()))["next", "obs"]
+    assert (after == before).all(1).tolist() == [True, False, True, False]
+
+
+@pytest.mark.parametrize("std", [-1.0, float("nan")])
+def test_a_deviation_below_zero_is_refused(std):
+    with pytest.raises(ConfigError, match="std"):
+        GaussianNoiseCfg(std=std)
 
 
 def test_noise_comes_before_the_clip_and_the_clip_before_the_scale(tmp_path):

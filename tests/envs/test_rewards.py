@@ -22,6 +22,13 @@ def term(func, weight=1.0, **params):
     return RewardTermCfg(func=func, weight=weight, params=params)
 
 
+STDS = ((0.05, 0.1), (0.15, 0.2), (0.3, 0.4))
+"""Of hips and other joints, rad: standing, walking, running."""
+POSTURE = {
+    f"std_{gait}": {".*_hip_joint": hip, ".*_(thigh|calf)_joint": other}
+    for gait, (hip, other) in zip(("standing", "walking", "running"), STDS, strict=True)
+}
+
 TERMS = {
     "track_lin_vel_xy_exp": term(mdp.track_lin_vel_xy_exp, std=0.4, **COMMAND),
     "track_ang_vel_z_exp": term(mdp.track_ang_vel_z_exp, std=0.7, **COMMAND),
@@ -35,9 +42,20 @@ TERMS = {
     "joint_pos_limits": term(mdp.joint_pos_limits, soft_limit_factor=0.5),
     "action_l2": term(mdp.action_l2),
     "action_rate_l2": term(mdp.action_rate_l2),
+    "action_acc_l2": term(mdp.action_acc_l2),
+    "upright": term(mdp.upright, std=0.4),
+    "electrical_power_cost": term(mdp.electrical_power_cost),
+    "variable_posture": term(
+        mdp.variable_posture, walking_threshold=0.7, running_threshold=1.0, **POSTURE, **COMMAND
+    ),
     "is_alive": term(mdp.is_alive),
     "is_terminated": term(mdp.is_terminated),
 }
+
+
+def drawn_actions() -> torch.Tensor:
+    """``[3, 4, 12]``, the actions of the episodes of :func:`moved`."""
+    return torch.rand(3, 4, 12, generator=torch.Generator().manual_seed(5)) * 2 - 1
 
 
 @pytest.fixture(scope="module")
@@ -46,11 +64,9 @@ def moved() -> tuple[ManagerBasedRlEnv, torch.Tensor]:
     env = go2(4, rewards=TERMS)
     drive(env, 6)
     env.reset()
-    draw = torch.Generator().manual_seed(5)
-    for step in range(3):
+    for step, action in enumerate(drawn_actions()):
         if step == 2:
             env.backend.get_state_views()["qpos"][3, 2] = 0.1
-        action = torch.rand(4, 12, generator=draw) * 2 - 1
         sums = env.reward_manager.episode_sums.clone()
         env.step(act(env, env.fake_tensordict()).set("action", action))
     return env, (env.reward_manager.episode_sums - sums) / env.step_dt
@@ -62,6 +78,7 @@ def expected_terms(env: ManagerBasedRlEnv) -> dict[str, list[float]]:
     command = env.command_manager.get_command("base_velocity").double().numpy()
     action = env.action_manager.action.double().numpy()
     previous = env.action_manager.prev_action.double().numpy()
+    before = drawn_actions()[0].double().numpy()
     home = env.backend.default_qpos.numpy()[7:]
     out: dict[str, list[float]] = {name: [] for name in TERMS}
     for row in range(env.num_envs):
@@ -74,6 +91,9 @@ def expected_terms(env: ManagerBasedRlEnv) -> dict[str, list[float]]:
         joints, rates = qpos[7:], qvel[6:]
         low, high = model.jnt_range[1:].T
         middle, half = (low + high) / 2, 0.25 * (high - low)
+        speed = np.hypot(*command[row, :2]) + abs(command[row, 2])
+        hip, other = STDS[int(speed >= 0.7) + int(speed >= 1.0)]
+        std = np.array([hip, other, other] * 4)
         failed = qpos[2] < 0.15 or g[2] > -np.cos(np.radians(60.0))
         values = {
             "track_lin_vel_xy_exp": np.exp(-np.sum((command[row, :2] - v[:2]) ** 2) / 0.16),
@@ -88,6 +108,10 @@ def expected_terms(env: ManagerBasedRlEnv) -> dict[str, list[float]]:
             "joint_pos_limits": np.sum(np.maximum(np.abs(joints - middle) - half, 0.0)),
             "action_l2": np.sum(action[row] ** 2),
             "action_rate_l2": np.sum((action[row] - previous[row]) ** 2),
+            "action_acc_l2": np.sum((action[row] - 2 * previous[row] + before[row]) ** 2),
+            "upright": np.exp(-(g[0] ** 2 + g[1] ** 2) / 0.16),
+            "electrical_power_cost": np.sum(np.maximum(torque * rates, 0.0)),
+            "variable_posture": np.exp(-np.mean(((joints - home) / std) ** 2)),
             "is_alive": float(not failed),
             "is_terminated": float(failed),
         }
@@ -170,9 +194,33 @@ def test_metrics_count_each_ended_episode_once(tmp_path):
     assert episode_metrics(env) == {}
 
 
-def test_tracking_reward_of_width_zero_is_refused():
-    with pytest.raises(ConfigError, match=r"'bad'.*std"):
-        go2(rewards={"bad": term(mdp.track_lin_vel_xy_exp, std=0.0, **COMMAND)})
+BAD_TERMS = {
+    "std": term(mdp.track_lin_vel_xy_exp, std=0.0, **COMMAND),
+    "std_walking must cover": term(
+        mdp.variable_posture, **{**POSTURE, "std_walking": {".*_hip_joint": 1.0}}, **COMMAND
+    ),
+    "_knee": term(mdp.variable_posture, **{**POSTURE, "std_running": {".*_knee": 1.0}}, **COMMAND),
+    "deviations": term(mdp.variable_posture, **{**POSTURE, "std_standing": {".*": 0.0}}, **COMMAND),
+    "walking_threshold": term(mdp.variable_posture, walking_threshold=2.0, **POSTURE, **COMMAND),
+}
+
+
+@pytest.mark.parametrize("named", BAD_TERMS)
+def test_parameters_that_make_no_sense_are_refused(named):
+    with pytest.raises(ConfigError, match=rf"'bad'.*{named}"):
+        go2(rewards={"bad": BAD_TERMS[named]})
+
+
+def test_a_second_difference_of_actions_begins_at_zero_in_every_episode(tmp_path):
+    env = twins(tmp_path, rewards={"acc": term(mdp.action_acc_l2, 100.0)})  # 5 steps an episode
+    actions = (0.5, 0.25, 0.25, 0.0, 0.5)
+    root, got = env.reset(), []
+    for action in (*actions, *actions):
+        data, root = env.step_and_maybe_reset(act(env, root, action))
+        got.append(float(data["next", "reward"][0]) / 100.0 / env.step_dt)
+    padded = np.array([0.0, 0.0, *actions])
+    wanted = 2 * np.diff(padded, 2) ** 2
+    np.testing.assert_allclose(got, [*wanted, *wanted], rtol=1e-5)
 
 
 def test_weight_of_a_term_can_be_changed(tmp_path):

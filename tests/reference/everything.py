@@ -10,11 +10,13 @@ import torch
 from unilab.envs import (
     CurriculumTermCfg,
     EventTermCfg,
+    GaussianNoiseCfg,
     ManagerBasedRlEnv,
     ManagerTermBase,
     MetricsTermCfg,
     RecorderTermCfg,
     RecordingCfg,
+    RewardTermCfg,
     SceneEntityCfg,
     TerminationTermCfg,
     mdp,
@@ -53,6 +55,7 @@ RANDOMIZED = {
     },
     mdp.randomize_encoder_bias: {"bias_range": (-0.01, 0.01), "asset_cfg": LEGS},
 }
+ERROR = GaussianNoiseCfg(std=0.5)
 RECORDED = {
     "pre_step": mdp.policy_observation,
     "post_step": mdp.last_action,
@@ -87,7 +90,11 @@ def go2_with_everything() -> VelocityEnvCfg:
     cfg = go2_velocity_flat()
     obs, command = cfg.observations["obs"], cfg.commands["base_velocity"]
     late = {"delay_max_lag": 2, "history_length": 2}
-    terms = {**obs.terms, "joint_pos": replace(obs.terms["joint_pos"], **late)}
+    terms = {
+        **obs.terms,
+        "joint_pos": replace(obs.terms["joint_pos"], **late),
+        "joint_vel": replace(obs.terms["joint_vel"], noise=ERROR, bias=ERROR),
+    }
     events = {
         func.__name__: EventTermCfg(func=func, mode="reset", params=params)
         for func, params in RANDOMIZED.items()
@@ -114,6 +121,7 @@ def go2_with_everything() -> VelocityEnvCfg:
             **events,
             "push": replace(cfg.events["push"], interval_range_s=(0.05, 0.2)),
         },
+        rewards={**cfg.rewards, "action_acc": RewardTermCfg(func=mdp.action_acc_l2, weight=-0.01)},
         terminations={**cfg.terminations, "diverged": TerminationTermCfg(func=mdp.nan_detection)},
         metrics={"speed": MetricsTermCfg(func=mdp.joint_vel_l2)},
         curriculum={"stages": CurriculumTermCfg(func=Stages)},

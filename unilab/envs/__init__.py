@@ -13,6 +13,7 @@ from unilab.envs.managers.command import CommandTermCfg as CommandTermCfg
 from unilab.envs.managers.curriculum import CurriculumTermCfg as CurriculumTermCfg
 from unilab.envs.managers.event import EventTermCfg as EventTermCfg
 from unilab.envs.managers.metrics import MetricsTermCfg as MetricsTermCfg
+from unilab.envs.managers.observation import GaussianNoiseCfg as GaussianNoiseCfg
 from unilab.envs.managers.observation import ObservationGroupCfg as ObservationGroupCfg
 from unilab.envs.managers.observation import ObservationTermCfg as ObservationTermCfg
 from unilab.envs.managers.observation import UniformNoiseCfg as UniformNoiseCfg

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -328,3 +328,17 @@ def find_names(patterns: Patterns, names: Sequence[str], what: str) -> list[int]
             )
         found.update(hits)
     return sorted(found)
+
+
+def values_of_names(
+    values: Mapping[str, float], names: Sequence[str], what: str, label: str
+) -> list[float]:
+    """The value of each name, from values by pattern; the last pattern that matches counts.
+
+    ``what`` is the kind of part and ``label`` the setting, for messages.
+    """
+    found = {i: float(v) for p, v in values.items() for i in find_names([p], names, what)}
+    missing = [name for i, name in enumerate(names) if i not in found]
+    if missing:
+        raise ConfigError(f"{label} must cover {missing}, got {list(values)}")
+    return [found[i] for i in range(len(names))]

@@ -157,8 +157,9 @@ class TaskMirror:
             width = shown // frames
             bound = manager.get_term(group, name)
             index, sign = self._term(label, term, bound, width)
-            noise = term.noise if cfg.enable_corruption else None
-            _check_treatment(label, replace(term, noise=noise), index, sign)
+            if not cfg.enable_corruption:
+                term = replace(term, noise=None, bias=None)
+            _check_treatment(label, term, index, sign)
             for _ in range(frames):  # a history shows whole values, one after the other
                 indices.append(index + start)
                 signs.append(sign)
@@ -253,12 +254,14 @@ def _dashed(signed: _Signed) -> list[str]:
 
 
 def _check_treatment(label: str, cfg: ObservationTermCfg, index: Tensor, sign: Tensor) -> None:
-    """Refuse scale, noise and clip that the mirror would change."""
-    scale, middle, half, lower, upper = column_treatment(label, cfg, len(index))
+    """Refuse scale, noise, bias and clip that the mirror would change."""
+    scale, lower, upper, *errors = column_treatment(label, cfg, len(index))
     low, high = lower[index] * sign, upper[index] * sign
+    noise, bias = ([(m, m[index] * sign)] for m in (errors[0], errors[3]))
     in_mirror = {
         "scale": [(scale, scale[index])],
-        "noise": [(middle, middle[index] * sign), (half, half[index])],
+        "noise": noise,
+        "bias": bias,
         "clip": [(lower, torch.minimum(low, high)), (upper, torch.maximum(low, high))],
     }
     for what, pairs in in_mirror.items():

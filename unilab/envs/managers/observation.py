@@ -40,15 +40,41 @@ class UniformNoiseCfg:
         check_fields(self, "noise")
         check_range("(n_min, n_max) of the noise", (self.n_min, self.n_max))
 
+    def __str__(self) -> str:
+        return f"{self.n_min:g} to {self.n_max:g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaussianNoiseCfg:
+    """Normally distributed noise that is added to a term."""
+
+    mean: float = 0.0
+    std: float
+    """Standard deviation."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "noise")
+        if self.std < 0.0:
+            raise ConfigError(f"std of the noise must be at least 0, got {self.std}")
+
+    def __str__(self) -> str:
+        return f"{self.mean:g} +- {self.std:g}"
+
+
+NoiseCfg = UniformNoiseCfg | GaussianNoiseCfg
+
 
 @dataclass(frozen=True, kw_only=True)
 class ObservationTermCfg(TermCfg, DelayCfg):
     """One block of columns of a group: ``func(env, **params) -> [num_envs, width]`` float32."""
 
-    noise: UniformNoiseCfg | None = None
+    noise: NoiseCfg | None = None
     """Sensor noise in the term's unit; added if the group has ``enable_corruption``."""
+    bias: NoiseCfg | None = None
+    """Sensor error that each environment draws when an episode begins and keeps until it ends, in
+    the term's unit; added with the noise."""
     clip: tuple[Bound, Bound] | None = None
-    """Bounds in the term's unit, applied after the noise; one of them may be infinite."""
+    """Bounds in the term's unit, applied after noise and bias; one of them may be infinite."""
     scale: float | tuple[float, ...] = 1.0
     """Factor, or one for each column, applied after the clip."""
     history_length: int = 0
@@ -67,13 +93,41 @@ class ObservationGroupCfg:
 
     terms: dict[str, ObservationTermCfg]
     enable_corruption: bool = False
-    """Whether the terms' noise is added."""
+    """Whether the terms' noise and bias are added."""
     history_length: int | None = None
     """History of every term of the group; None uses the terms' own."""
 
     def frames(self, term: ObservationTermCfg) -> int:
         """How many values of a term are shown."""
         return max(1, term.history_length if self.history_length is None else self.history_length)
+
+
+@dataclass(frozen=True)
+class _Errors:
+    """Random errors by column: a middle, and uniform and normal deviations from it."""
+
+    middle: Tensor
+    half: Tensor | None
+    """Half width of the uniform deviation; None if no column has one."""
+    std: Tensor | None
+    """Of the normal deviation; None if no column has one."""
+
+    @classmethod
+    def of(cls, middle: Tensor, half: Tensor, std: Tensor) -> _Errors | None:
+        """None if every error is 0."""
+        if not torch.stack((middle.abs(), half, std)).any():
+            return None
+        return cls(middle, half if half.any() else None, std if std.any() else None)
+
+    def added(self, value: Tensor, generator: torch.Generator) -> Tensor:
+        """``[n, width]`` values with newly drawn errors."""
+        if self.half is not None:
+            draw = torch.empty_like(value).uniform_(-1.0, 1.0, generator=generator)
+            value = torch.addcmul(value, draw, self.half)
+        if self.std is not None:
+            draw = torch.empty_like(value).normal_(generator=generator)
+            value = torch.addcmul(value, draw, self.std)
+        return value + self.middle
 
 
 @dataclass(frozen=True)
@@ -86,8 +140,9 @@ class _Group:
     shown: dict[str, int]
     """Columns of each term in the group, history included."""
     scale: Tensor
-    noise: tuple[Tensor, Tensor] | None
-    """Middle and half width of the noise, by column."""
+    noise: _Errors | None
+    bias: tuple[_Errors, Tensor] | None
+    """How it is drawn, and that of the running episodes, ``[num_envs, width]``."""
     clip: tuple[Tensor, Tensor] | None
     memory: DelayBuffer | None
     """None if no term has a delay or a history."""
@@ -141,8 +196,9 @@ class ObservationManager:
             term.check_delay(label)
             columns.append(column_treatment(label, term, width))
             specs.append(DelaySpec(width=width, delay=term, frames=cfg.frames(term)))
-        scale, middle, half, lower, upper = torch.cat(columns, 1).to(env.device)
-        noisy = cfg.enable_corruption and bool((middle.abs() + half).any())
+        scale, lower, upper, *errors = torch.cat(columns, 1).to(env.device)
+        noise = _Errors.of(*errors[:3]) if cfg.enable_corruption else None
+        bias = _Errors.of(*errors[3:]) if cfg.enable_corruption else None
         clipped = bool((lower.isfinite() | upper.isfinite()).any())
         late = any(spec.depth > 1 for spec in specs)
         return _Group(
@@ -151,7 +207,8 @@ class ObservationManager:
             widths={n: s.width for n, s in zip(cfg.terms, specs, strict=True)},
             shown={n: s.width * s.frames for n, s in zip(cfg.terms, specs, strict=True)},
             scale=scale,
-            noise=(middle, half) if noisy else None,
+            noise=noise,
+            bias=None if bias is None else (bias, scale.new_zeros(env.num_envs, len(scale))),
             clip=(lower, upper) if clipped else None,
             memory=DelayBuffer(specs, env.num_envs, env.generator) if late else None,
         )
@@ -205,9 +262,13 @@ class ObservationManager:
         for name, group in self._groups.items():
             value = gathered[:, group.columns]
             if group.noise is not None:
-                middle, half = group.noise
-                noise = torch.empty_like(value).uniform_(-1.0, 1.0, generator=self._env.generator)
-                value = torch.addcmul(value, noise, half).add_(middle)
+                value = group.noise.added(value, self._env.generator)
+            if group.bias is not None:
+                errors, bias = group.bias
+                if rows is not None:
+                    drawn = errors.added(torch.zeros_like(value), self._env.generator)
+                    bias.index_copy_(0, rows, drawn)
+                value = value + (bias if rows is None else drawn)
             if group.clip is not None:
                 if not is_finite(value):  # the clip would hide it
                     raise self._not_finite(name, value, rows)
@@ -240,7 +301,9 @@ class ObservationManager:
 def _treatment(cfg: ObservationGroupCfg, term: ObservationTermCfg) -> Iterator[str]:
     """The operations on a term's values, in order, for a table."""
     if cfg.enable_corruption and term.noise is not None:
-        yield f"noise {term.noise.n_min:g} to {term.noise.n_max:g}"
+        yield f"noise {term.noise}"
+    if cfg.enable_corruption and term.bias is not None:
+        yield f"bias {term.bias}"
     if term.clip is not None:
         yield "clip {:g} to {:g}".format(*term.clip)
     if term.scale != 1.0:
@@ -252,15 +315,22 @@ def _treatment(cfg: ObservationGroupCfg, term: ObservationTermCfg) -> Iterator[s
 
 
 def column_treatment(label: str, cfg: ObservationTermCfg, width: int) -> Tensor:
-    """Scale, middle and half width of the noise, clip low and high of a term, ``[5, width]``."""
+    """Scale, clip low and high, and the middle, half width and deviation of the noise and of the
+    bias of a term, ``[9, width]``."""
     scale = torch.as_tensor(cfg.scale, dtype=torch.float32, device="cpu")
     if scale.ndim and len(scale) != width:
         raise ConfigError(f"scale of {label} must have {width} values, got {len(scale)}")
-    low, high = (cfg.noise.n_min, cfg.noise.n_max) if cfg.noise else (0.0, 0.0)
     lower, upper = cfg.clip if cfg.clip is not None else (-torch.inf, torch.inf)
     if not (lower <= upper and lower < torch.inf and upper > -torch.inf):
         raise ConfigError(f"clip of {label} must be (low, high), got {cfg.clip}")
-    rows = [scale.expand(width)]
-    middle, half = 0.5 * (low + high), 0.5 * (high - low)
-    rows += [torch.full((width,), v) for v in (middle, half, lower, upper)]
-    return torch.stack(rows)
+    constants = (lower, upper, *_error_shape(cfg.noise), *_error_shape(cfg.bias))
+    return torch.stack([scale.expand(width), *(torch.full((width,), v) for v in constants)])
+
+
+def _error_shape(cfg: NoiseCfg | None) -> tuple[float, float, float]:
+    """Middle, half width and standard deviation of an error."""
+    if cfg is None:
+        return 0.0, 0.0, 0.0
+    if isinstance(cfg, GaussianNoiseCfg):
+        return cfg.mean, 0.0, cfg.std
+    return 0.5 * (cfg.n_min + cfg.n_max), 0.5 * (cfg.n_max - cfg.n_min), 0.0

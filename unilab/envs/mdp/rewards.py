@@ -8,17 +8,20 @@ import torch
 from torch import Tensor
 
 from unilab.checks import Positive
-from unilab.envs.entity import SceneEntityCfg
+from unilab.envs.entity import SceneEntityCfg, values_of_names
 from unilab.envs.managers.reward import RewardTermCfg
 from unilab.envs.managers.term import ManagerTermBase
+from unilab.errors import ConfigError
 
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
 
 __all__ = [
+    "action_acc_l2",
     "action_l2",
     "action_rate_l2",
     "ang_vel_xy_l2",
+    "electrical_power_cost",
     "flat_orientation_l2",
     "is_alive",
     "is_terminated",
@@ -30,6 +33,8 @@ __all__ = [
     "lin_vel_z_l2",
     "track_ang_vel_z_exp",
     "track_lin_vel_xy_exp",
+    "upright",
+    "variable_posture",
 ]
 
 _ROBOT = SceneEntityCfg("robot")
@@ -84,10 +89,24 @@ def flat_orientation_l2(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = _ROB
     return _sum_sq(env.scene[asset_cfg.name].data.projected_gravity_b[:, :2])
 
 
+def upright(env: ManagerBasedRlEnv, std: Positive, asset_cfg: SceneEntityCfg = _ROBOT) -> Tensor:
+    """``exp(-sin(tilt)^2 / std^2)`` of the root. As in mjlab."""
+    return torch.exp(flat_orientation_l2(env, asset_cfg) * (-1.0 / std**2))
+
+
 def joint_torques_l2(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = _ROBOT) -> Tensor:
     """Squared actuator torques during the last substep."""
     torque = asset_cfg.joints_of(env.scene[asset_cfg.name].data.joint_torque)
     return _sum_sq(torque)
+
+
+def electrical_power_cost(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = _ROBOT) -> Tensor:
+    """Power that the actuators put into the joints, W: ``sum max(torque * velocity, 0)``.
+
+    Braking returns nothing. As in mjlab.
+    """
+    data = env.scene[asset_cfg.name].data
+    return asset_cfg.joints_of(data.joint_torque * data.joint_vel).clamp(min=0.0).sum(1)
 
 
 def joint_vel_l2(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = _ROBOT) -> Tensor:
@@ -124,6 +143,57 @@ def joint_deviation_l2(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = _ROBO
     return _sum_sq(asset_cfg.joints_of(data.joint_pos - data.default_joint_pos))
 
 
+class variable_posture(ManagerTermBase):
+    """``exp(-mean((q - q_home)^2 / std^2))``, tighter at low than at high commanded speed.
+
+    The speed is ``|v_xy| + |w_z|`` of the command (m/s and rad/s). As in mjlab.
+
+    Args:
+        command_name: a velocity command.
+        std_standing: rad, by pattern of joint names, below ``walking_threshold``.
+        std_walking: the same, from ``walking_threshold``.
+        std_running: the same, from ``running_threshold``.
+    """
+
+    def __init__(self, cfg: RewardTermCfg, env: ManagerBasedRlEnv) -> None:
+        super().__init__(cfg, env)
+        params, asset_cfg = cfg.params, cfg.params["asset_cfg"]
+        entity = env.scene[asset_cfg.name]
+        joints = asset_cfg.joints_of(torch.arange(len(entity.joints), device=env.device)[None])[0]
+        names = [entity.joint_names[i] for i in joints.tolist()]
+        stds = [
+            values_of_names(params[key], names, f"joint of {entity.name!r}", key)
+            for key in ("std_standing", "std_walking", "std_running")
+        ]
+        if min(map(min, stds)) <= 0.0:
+            raise ConfigError(f"standard deviations must be above 0, got {min(map(min, stds))}")
+        low, high = params["walking_threshold"], params["running_threshold"]
+        if not low <= high:
+            raise ConfigError(
+                f"walking_threshold must be at most running_threshold {high}, got {low}"
+            )
+        self._factors = torch.tensor(stds, device=env.device).square_().reciprocal_()
+        self._thresholds = torch.tensor((low, high), device=env.device)
+
+    def __call__(
+        self,
+        env: ManagerBasedRlEnv,
+        command_name: str,
+        std_standing: dict[str, float],
+        std_walking: dict[str, float],
+        std_running: dict[str, float],
+        walking_threshold: float = 0.5,
+        running_threshold: float = 1.5,
+        asset_cfg: SceneEntityCfg = _ROBOT,
+    ) -> Tensor:
+        data = env.scene[asset_cfg.name].data
+        error = asset_cfg.joints_of(data.joint_pos - data.default_joint_pos)
+        command = env.command_manager.get_command(command_name)
+        speed = command[:, :2].norm(dim=1) + command[:, 2].abs()
+        gait = torch.bucketize(speed, self._thresholds, right=True)
+        return torch.exp(-(error * error * self._factors[gait]).mean(1))
+
+
 def joint_pos_limits(
     env: ManagerBasedRlEnv, soft_limit_factor: float = 0.95, asset_cfg: SceneEntityCfg = _ROBOT
 ) -> Tensor:
@@ -141,6 +211,26 @@ def joint_pos_limits(
 def action_l2(env: ManagerBasedRlEnv) -> Tensor:
     """Squared action."""
     return _sum_sq(env.action_manager.action)
+
+
+class action_acc_l2(ManagerTermBase):
+    """Squared second difference of the action: ``a[t] - 2 a[t-1] + a[t-2]``.
+
+    Actions before the episode are 0.
+    """
+
+    def __init__(self, cfg: RewardTermCfg, env: ManagerBasedRlEnv) -> None:
+        super().__init__(cfg, env)
+        self._before_last = torch.zeros_like(env.action_manager.action)
+
+    def __call__(self, env: ManagerBasedRlEnv) -> Tensor:
+        action, last = env.action_manager.action, env.action_manager.prev_action
+        change = torch.add(action, last, alpha=-2.0).add_(self._before_last)
+        self._before_last.copy_(last)
+        return _sum_sq(change)
+
+    def reset(self, env_ids: Tensor) -> None:
+        self._before_last.index_fill_(0, env_ids, 0.0)
 
 
 def action_rate_l2(env: ManagerBasedRlEnv) -> Tensor:

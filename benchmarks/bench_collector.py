@@ -16,12 +16,11 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from tensordict import TensorDictBase
 from torchrl.collectors import BaseCollector, Collector, MultiAsyncCollector
-from torchrl.envs import EnvBase, InitTracker, TransformedEnv
 
 import unilab
 from unilab.collectors import PipelinedCollector
@@ -34,16 +33,6 @@ from unilab.trainers import FlashSACLearner
 
 TARGET = 1.03
 ROUNDS = 4
-
-
-class MarkedEnv:
-    """Makes the environment with the mark of fresh rows; pickles."""
-
-    def __init__(self, make_env: Callable[[], EnvBase]) -> None:
-        self.make_env = make_env
-
-    def __call__(self) -> EnvBase:
-        return TransformedEnv(self.make_env(), InitTracker())
 
 
 class Learning:
@@ -84,7 +73,7 @@ class Session:
             seed=0,
             overrides={"num_threads": threads} | cfg.env,
         )
-        marked, frames = MarkedEnv(make_env), cfg.algo.num_envs
+        frames = cfg.algo.num_envs
         self.collector: BaseCollector
         if kind == "pipelined":
             self.collector = PipelinedCollector(
@@ -92,7 +81,7 @@ class Session:
             )
         elif kind == "sync":
             self.collector = Collector(
-                marked(),
+                make_env(),
                 learning.policy,
                 frames_per_batch=frames,
                 total_frames=-1,
@@ -103,7 +92,7 @@ class Session:
             )
         else:
             self.collector = MultiAsyncCollector(
-                [marked],
+                [make_env],
                 learning.policy,
                 frames_per_batch=frames,
                 total_frames=-1,

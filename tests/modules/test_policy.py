@@ -8,6 +8,7 @@ from reference.tiny import ACTION, OBS, tiny_actor
 from tensordict import TensorDict
 from torch import Tensor
 from torchrl.envs import (
+    Compose,
     EnvBase,
     InitTracker,
     PendulumEnv,
@@ -48,15 +49,14 @@ def test_any_other_exploration_type_acts_with_the_transformed_mean(kind):
     assert torch.equal(actor._noise, noise)
 
 
-@pytest.mark.parametrize("keys", [("is_init",), ("done",), ("is_init", "done")])
-def test_noise_is_redrawn_where_the_first_of_is_init_and_done_says_so(keys):
+def test_noise_is_redrawn_where_episodes_begin():
     actor = held(tiny_actor(), 6)
     before = actor._noise.clone()
-    reset = torch.tensor([[True], [False]] * 3)
-    flags = dict(zip(keys, (reset, ~reset), strict=False))
+    begun = torch.tensor([[True], [False]] * 3)
+    data = TensorDict({"obs": torch.zeros(6, OBS), "is_init": begun, "done": ~begun}, [6])
     with set_exploration_type(ExplorationType.RANDOM):
-        FlashSACPolicy(actor)(TensorDict({"obs": torch.zeros(6, OBS), **flags}, [6]))
-    assert torch.equal((actor._noise == before).all(-1), ~reset.squeeze(-1))
+        FlashSACPolicy(actor)(data)
+    assert torch.equal((actor._noise == before).all(-1), ~begun.squeeze(-1))
 
 
 class Recording(FlashSACActor):
@@ -69,7 +69,7 @@ class Recording(FlashSACActor):
 
 
 def pendulum(episode: int) -> EnvBase:
-    env = TransformedEnv(PendulumEnv(), StepCounter(episode))
+    env = TransformedEnv(PendulumEnv(), Compose(StepCounter(episode), InitTracker()))
     return env.append_transform(UnsqueezeTransform(-1, in_keys=["th"], out_keys=["obs"]))
 
 
@@ -89,7 +89,6 @@ def stepped(env: EnvBase, policy: FlashSACPolicy) -> list[Tensor]:
     return done
 
 
-@pytest.mark.parametrize("tracked", [False, True])
 @pytest.mark.parametrize("kind", KINDS[:2])
 @pytest.mark.parametrize("run", [rolled_out, stepped])
 @pytest.mark.parametrize(
@@ -98,14 +97,16 @@ def stepped(env: EnvBase, policy: FlashSACPolicy) -> list[Tensor]:
         lambda: pendulum(3),
         lambda: SerialEnv(2, [lambda: pendulum(3), lambda: pendulum(4)]),
         lambda: unilab.make("pendulum_swingup", num_envs=2, overrides={"episode_length_s": 0.06}),
+        lambda: TransformedEnv(
+            unilab.make("pendulum_swingup", num_envs=2, overrides={"episode_length_s": 0.06}),
+            InitTracker(),
+        ),
     ],
 )
-def test_the_actor_is_told_of_every_reset_with_and_without_init_tracker(make, run, kind, tracked):
+def test_the_actor_is_told_of_every_reset(make, run, kind):
     env = make()
     width = env.observation_spec["obs"].shape[-1]
     actor = Recording(width, 1, hidden_dim=4, num_blocks=1)
-    if tracked:
-        env = TransformedEnv(env, InitTracker())
     with set_exploration_type(kind):
         done = torch.stack(run(env, FlashSACPolicy(actor))).reshape(9, -1)
     want = done.roll(1, 0)
@@ -114,27 +115,10 @@ def test_the_actor_is_told_of_every_reset_with_and_without_init_tracker(make, ru
     assert torch.equal(torch.tensor(actor.told), want)
 
 
-@pytest.mark.parametrize("kind", KINDS[:2])
-def test_environments_that_share_a_policy_do_not_tell_each_others_resets(kind):
-    envs = [pendulum(3), pendulum(4), pendulum(3)]
-    actor = Recording(1, 1, hidden_dim=4, num_blocks=1)
-    policy = FlashSACPolicy(actor)
-    with set_exploration_type(kind):
-        data, want = [env.reset() for env in envs], [[True]] * 3
-        for _ in range(9):
-            for i, env in enumerate(envs):
-                step, data[i] = env.step_and_maybe_reset(policy(data[i]))
-                want.append(step["next", "done"].tolist())
-    assert actor.told == want[:-3]
-    assert len(policy._calls) == 3
-
-
-def test_exploring_on_copies_of_an_environments_data_needs_init_tracker():
-    env, policy = pendulum(5), FlashSACPolicy(FlashSACActor(1, 1, hidden_dim=4))
-    with set_exploration_type(ExplorationType.RANDOM):
-        data = env.step(policy(env.reset()).clone())
-        with pytest.raises(ConfigError, match="InitTracker"):
-            policy(step_mdp(data))
+def test_data_of_an_environment_without_is_init_are_refused():
+    env, policy = PendulumEnv(), FlashSACPolicy(FlashSACActor(1, 1, hidden_dim=4), obs_key="th")
+    with pytest.raises(ConfigError, match="InitTracker"):
+        policy(env.reset())
 
 
 @pytest.mark.parametrize("batch_size", [[], [4], [2, 3]])

@@ -13,7 +13,6 @@ import torch
 from tensordict import TensorDictBase
 from torch import nn
 from torchrl.collectors import Collector
-from torchrl.envs import InitTracker, TransformedEnv
 
 import unilab
 from unilab.data import RewardNormalizer, make_replay_buffer
@@ -82,7 +81,7 @@ class Session:
 
     def collector(self, ticks: int) -> Iterator[TensorDictBase]:
         collector = Collector(
-            TransformedEnv(self.env, InitTracker()),
+            self.env,
             self.policy,
             frames_per_batch=NUM_ENVS,
             total_frames=-1,

@@ -66,6 +66,7 @@ def _copied(tree: Any, device: torch.device | str) -> Any:
 class TorchEnv(EnvBase):
     """A batch of environments as a TorchRL ``EnvBase`` of batch size ``[num_envs]``.
 
+    ``is_init`` marks the first observations of episodes, as TorchRL's ``InitTracker`` does.
     ``("next", ...)`` of a done row holds its terminal, pre-reset observation. TorchRL's
     ``step_and_maybe_reset`` then resets those rows only and puts their first observation at the
     root. A reset is one transaction: the whole payload is built and checked, then written once. A
@@ -237,6 +238,7 @@ class TorchEnv(EnvBase):
         self.reward_spec = Unbounded((n, 1), device=device)
         flag = Categorical(2, shape=(n, 1), dtype=torch.bool, device=device)
         self.done_spec = Composite({k: flag.clone() for k in FLAGS}, shape=(n,), device=device)
+        self.observation_spec["is_init"] = flag
 
     @torch.inference_mode(False)  # tensors that are kept must outlive the caller's inference mode
     @torch.no_grad()
@@ -270,6 +272,7 @@ class TorchEnv(EnvBase):
                 "terminated": flags[0],
                 "truncated": flags[1],
                 "done": flags[0] | flags[1],
+                "is_init": torch.zeros_like(flags[0]),
             },
             batch_size=self.batch_size,
             device=self.device,
@@ -320,7 +323,7 @@ class TorchEnv(EnvBase):
     @torch.inference_mode(False)
     @torch.no_grad()
     def _begin_episodes(self, rows: Tensor) -> dict[str, Tensor]:
-        """Reset some rows as one transaction; return every row's observation and cleared flags."""
+        """Reset some rows as one transaction; return every row's observation and new flags."""
         began = time.perf_counter()
         whole = rows.shape[0] == self.num_envs
         with self._settings:
@@ -357,9 +360,10 @@ class TorchEnv(EnvBase):
             except BaseException as error:
                 self._set_fault(error, "reset")
         self._state.seconds["reset"] += time.perf_counter() - began
-        flags = torch.zeros(3, self.num_envs, 1, dtype=torch.bool, device=self.device)
+        flags = torch.zeros(4, self.num_envs, 1, dtype=torch.bool, device=self.device)
+        flags[3].index_fill_(0, rows, True)
         fresh = {k: v.clone() for k, v in fresh.items()}
-        return {**fresh, **dict(zip(FLAGS, flags, strict=True))}
+        return {**fresh, **dict(zip((*FLAGS, "is_init"), flags, strict=True))}
 
     @classmethod
     def _complete_done(cls, done_spec: Composite, data: TensorDictBase) -> TensorDictBase:
@@ -390,7 +394,8 @@ class TorchEnv(EnvBase):
         after = self._step(tensordict)
         tensordict._set_str("next", after, validated=True, inplace=False, non_blocking=False)
         root = {k: v for k, v in tensordict.items() if k not in ("next", "reward")}
-        root.update((key, after.get(key)) for key in (*self._state.observation, *FLAGS))
+        kept = (*self._state.observation, *FLAGS, "is_init")
+        root.update((key, after.get(key)) for key in kept)
         done = root["done"]
         if done.any():
             rows = done.flatten().nonzero().flatten()

@@ -70,7 +70,9 @@ def left_speed(env: ManagerBasedRlEnv) -> torch.Tensor:
     return env.scene["robot"].data.root_lin_vel_b[:, 1]
 
 
-@pytest.mark.parametrize("task", ["go2_velocity_flat", "g1_velocity_flat"])
+@pytest.mark.parametrize(
+    "task", [f"{robot}_velocity_{on}" for robot in ("go2", "g1") for on in ("flat", "rough")]
+)
 def test_packaged_tasks_fit_their_physics_and_mirroring_twice_changes_nothing(task: str) -> None:
     env = unilab.make(task, num_envs=2, seed=0)
     mirror = checked_mirror(env)

@@ -14,7 +14,9 @@ from unilab.tasks import TASKS
 WIDTHS = {
     "cartpole_swingup": (5, 5, 1, False),
     "g1_velocity_flat": (96, 102, 29, True),
+    "g1_velocity_rough": (283, 286, 29, True),
     "go2_velocity_flat": (45, 49, 12, True),
+    "go2_velocity_rough": (232, 235, 12, True),
     "pendulum_swingup": (3, 3, 1, False),
 }
 

@@ -298,6 +298,42 @@ class MujocoBackend(SimBackend):
         )
 
 
+def model_on_height_field(path: str | Path, heights: np.ndarray, cell: float) -> mujoco.MjModel:
+    """The model of an MJCF file with its floor replaced by a height field around the origin.
+
+    The floor is the one plane of the world; its name, material and contacts stay.
+
+    Args:
+        heights: ``[ny, nx]`` m, of grid points along y and x.
+        cell: distance between grid points, m.
+    """
+    path = Path(path).expanduser()
+    try:
+        spec = mujoco.MjSpec.from_file(str(path))
+    except ValueError as error:
+        raise ConfigError(f"MuJoCo cannot read {path}: {error}") from error
+    planes = [g for g in spec.worldbody.geoms if g.type == mujoco.mjtGeom.mjGEOM_PLANE]
+    if len(planes) != 1:
+        raise ConfigError(
+            f"terrain: {path} must have one plane in the world to replace, got {len(planes)}"
+        )
+    low, high = float(heights.min()), float(heights.max())
+    ny, nx = heights.shape
+    half = [0.5 * (n - 1) * cell for n in (nx, ny)]
+    # MuJoCo stores heights in [0, 1]; elevation and base must not be 0.
+    spec.add_hfield(
+        name="terrain",
+        size=[*half, max(high - low, 1e-3), 0.5],
+        nrow=ny,
+        ncol=nx,
+        userdata=heights.astype(np.float32).ravel(),
+    )
+    (floor,) = planes
+    floor.type, floor.hfieldname = mujoco.mjtGeom.mjGEOM_HFIELD, "terrain"
+    floor.pos, floor.quat = [0.0, 0.0, low], [1.0, 0.0, 0.0, 0.0]
+    return spec.compile()
+
+
 def _load(model: str | Path) -> mujoco.MjModel:
     path = Path(model).expanduser()
     try:

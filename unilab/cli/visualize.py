@@ -40,7 +40,8 @@ def views(env: RobotEnv, rows: int) -> list[View]:
     """Poses, arrows and titles of the first robots of an environment.
 
     A robot with a free root that follows a planar velocity gets two arrows: green for the command,
-    blue for its own velocity; the title has their numbers (forward, left in m/s, yaw in rad/s).
+    blue for its own velocity; the title has their numbers (forward, left in m/s, yaw in rad/s), and
+    on a terrain the kind and the level of the tile where it started.
     """
     state = env.backend.get_state_views()
     qpos = state["qpos"][:rows]
@@ -48,6 +49,10 @@ def views(env: RobotEnv, rows: int) -> list[View]:
         [f"robot {i}   {seconds:.1f} s"]
         for i, seconds in enumerate((env.episode_length[:rows] * env.step_dt).tolist())
     ]
+    terrain = env.scene.terrain if isinstance(env, ManagerBasedRlEnv) else None
+    if terrain is not None:
+        for i, title in enumerate(titles):
+            title.append(f"{terrain.kinds[int(terrain.types[i])]}, level {int(terrain.levels[i])}")
     arrows: list[list[Arrow]] = [[] for _ in range(rows)]
     commands, roots = _commands(env, rows)
     if commands and roots:

@@ -1,6 +1,7 @@
 """Environments: TorchRL ``EnvBase`` over a physics backend, assembled from tables of terms."""
 
 from unilab.envs import mdp as mdp
+from unilab.envs import terrains as terrains
 from unilab.envs.entity import EntityCfg as EntityCfg
 from unilab.envs.entity import SceneEntityCfg as SceneEntityCfg
 from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv as ManagerBasedRlEnv
@@ -28,4 +29,5 @@ from unilab.envs.mirror_check import checked_mirror as checked_mirror
 from unilab.envs.nan_guard import NanGuardCfg as NanGuardCfg
 from unilab.envs.scene import EntityScene as EntityScene
 from unilab.envs.scene import SceneCfg as SceneCfg
+from unilab.envs.terrains import TerrainGeneratorCfg as TerrainGeneratorCfg
 from unilab.envs.torch_env import TorchEnv as TorchEnv

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unilab.backends import MujocoBackend, SimBackend
-from unilab.checks import Count, Positive, check_fields
+from unilab.backends import MujocoBackend, SimBackend, model_on_height_field
+from unilab.checks import Count, Positive, check_fields, to_device, to_num_envs
 from unilab.envs.deployment import deployment_metadata
 from unilab.envs.episode_sums import EpisodeSums
 from unilab.envs.managers.action import ActionManager, ActionTermCfg
@@ -31,6 +31,7 @@ from unilab.envs.managers.termination import TerminationManager, TerminationTerm
 from unilab.envs.mirror import TaskMirror
 from unilab.envs.nan_guard import NanGuard, NanGuardCfg
 from unilab.envs.scene import EntityScene, SceneCfg
+from unilab.envs.terrains import Terrain
 from unilab.envs.torch_env import TorchEnv, control_steps
 from unilab.envs.torch_settings import TorchSettings
 from unilab.errors import CapabilityError, ConfigError, NonFiniteError
@@ -87,7 +88,7 @@ class ManagerBasedRlEnv(TorchEnv):
     Construction calls every term once: its output is checked, and the scene records what it reads.
     Observations and recorders are built last, so other terms cannot use their managers by then.
 
-    ``backend`` replaces MuJoCo on ``cfg.scene.model``.
+    ``backend`` replaces MuJoCo on ``cfg.scene.model``; its ground must be ``cfg.scene.terrain``.
     """
 
     @TorchSettings()
@@ -106,9 +107,16 @@ class ManagerBasedRlEnv(TorchEnv):
                 f"cfg must be a ManagerBasedRlEnvCfg, got {cfg!r}: call a function that returns one"
             )
         self.cfg = cfg
+        terrain = None
+        if cfg.scene.terrain is not None:
+            terrain = Terrain(cfg.scene.terrain, to_num_envs(num_envs), to_device(device))
         if backend is None:
+            model: Any = cfg.scene.model
+            if terrain is not None:
+                ground = terrain.generated
+                model = model_on_height_field(model, ground.heights, ground.cell)
             backend = MujocoBackend(
-                cfg.scene.model, num_envs, num_threads=cfg.num_threads, keyframe=cfg.scene.keyframe
+                model, num_envs, num_threads=cfg.num_threads, keyframe=cfg.scene.keyframe
             )
         _check_backend(backend, num_envs)
         staggered = cfg.init_at_random_ep_len
@@ -116,7 +124,7 @@ class ManagerBasedRlEnv(TorchEnv):
         self.backend = backend
         self.step_dt = cfg.decimation * backend.timestep
         self.max_episode_length = control_steps(cfg.episode_length_s, self.step_dt)
-        self.scene = EntityScene(cfg.scene, backend, self.device)
+        self.scene = EntityScene(cfg.scene, backend, self.device, terrain)
         self.terms: list[Term] = []
         """The bound terms, in the order of construction."""
         self.action_manager = ActionManager(cfg.actions, self)

@@ -175,6 +175,9 @@ class TaskMirror:
             signed = [(f"sin {name}", sign) for name, sign in joints]
             signed += [(f"cos {name}", 1.0) for name, _ in joints]
             return self._matched(label, signed, width)
+        if kind is None and cfg.func is mdp.height_scan:
+            across = round(term.params["size"][1] / term.params["resolution"]) + 1
+            return torch.arange(width).reshape(across, -1).flip(0).flatten(), torch.ones(width)
         if kind is None:
             raise ConfigError(f"{label} must have a mirror, {_choices(width)}")
         return self._matched(label, self._named(label, kind, width, term.params), width)

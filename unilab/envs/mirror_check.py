@@ -28,9 +28,9 @@ symmetric, G1 by 0.003; a wrong sign or pair deviates by the movement itself."""
 def checked_mirror(env: TorchEnv) -> dict[str, Columns]:
     """The environment's ``mirror``, after a trial of it with the task's physics and terms.
 
-    In the trial, environments without randomization and their mirror images take mirrored random
-    actions for a few steps. Joints must move alike, and observations, rewards and terminations
-    agree. A ConfigError names the joint or the term that does not.
+    In the trial, on flat ground, environments without randomization and their mirror images take
+    mirrored random actions for a few steps. Joints must move alike, and observations, rewards and
+    terminations agree. A ConfigError names the joint or the term that does not.
     """
     mirror = env.mirror
     if mirror is None:
@@ -46,7 +46,10 @@ def checked_mirror(env: TorchEnv) -> dict[str, Columns]:
         )
     cfg: ManagerBasedRlEnvCfg = env.cfg
     rows = 2 * _PAIRS
-    physics = MujocoBackend(backend.mj_model, rows, num_threads=1, keyframe=cfg.scene.keyframe)
+    model: Any = backend.mj_model
+    if cfg.scene.terrain is not None:  # left and right of a robot differ there
+        model = cfg.scene.model
+    physics = MujocoBackend(model, rows, num_threads=1, keyframe=cfg.scene.keyframe)
     make: Any = type(env)
     trial = make(_nominal(cfg), num_envs=rows, seed=0, backend=physics)
     try:
@@ -57,7 +60,7 @@ def checked_mirror(env: TorchEnv) -> dict[str, Columns]:
 
 
 def _nominal(cfg: ManagerBasedRlEnvCfg) -> ManagerBasedRlEnvCfg:
-    """The task without events and noise, with constant delays and commands."""
+    """The task without events and noise, with constant delays and commands, on flat ground."""
     observations = {
         name: replace(
             group,
@@ -70,6 +73,7 @@ def _nominal(cfg: ManagerBasedRlEnvCfg) -> ManagerBasedRlEnvCfg:
     commands = {n: replace(t, resampling_time_range=(1e6, 1e6)) for n, t in cfg.commands.items()}
     return replace(
         cfg,
+        scene=replace(cfg.scene, terrain=None),
         observations=observations,
         actions=actions,
         commands=commands,

@@ -18,6 +18,7 @@ from unilab.backends import HostBridgeTransferPlan, SimBackend
 from unilab.backends.base import Source
 from unilab.envs.entity import CONSTANTS, DERIVED_FIELDS, Entity, EntityCfg, SceneEntityCfg
 from unilab.envs.nonfinite import MAX_VALUE, is_finite, is_within, non_finite
+from unilab.envs.terrains import Terrain, TerrainGeneratorCfg
 from unilab.envs.transaction import StagedWrite, State, Transaction
 from unilab.errors import ConfigError, NonFiniteError, did_you_mean
 
@@ -41,6 +42,8 @@ class SceneCfg:
     keyframe: str | None = "home"
     """Keyframe that episodes start from, with its activations and mocap poses; None uses the
     model's zero pose."""
+    terrain: TerrainGeneratorCfg | None = None
+    """Ground in place of the model's plane."""
 
 
 def _read_name(read: Read) -> str:
@@ -69,7 +72,15 @@ class EntityScene:
     one packet. From then on a read of anything else is an error.
     """
 
-    def __init__(self, cfg: SceneCfg, backend: SimBackend, device: torch.device) -> None:
+    def __init__(
+        self,
+        cfg: SceneCfg,
+        backend: SimBackend,
+        device: torch.device,
+        terrain: Terrain | None = None,
+    ) -> None:
+        self.terrain = terrain
+        """The ground; None: the plane at height 0."""
         self._backend = backend
         self._device = device
         self._declared: dict[Read, None] = {}
@@ -108,6 +119,16 @@ class EntityScene:
                 f"the scene has no entity {name!r}{did_you_mean(name, self.entities)}; "
                 f"it has {sorted(self.entities)}"
             ) from None
+
+    def require_terrain(self) -> Terrain:
+        """The terrain; a scene without one is a ConfigError."""
+        if self.terrain is None:
+            raise ConfigError("scene.terrain must be given for this term, got None")
+        return self.terrain
+
+    def ground_height(self, x: Tensor, y: Tensor) -> Tensor:
+        """Height of the ground at points of the world, m; 0 without a terrain."""
+        return torch.zeros_like(x) if self.terrain is None else self.terrain.height(x, y)
 
     def resolve(self, cfg: SceneEntityCfg) -> SceneEntityCfg:
         """Turn patterns of names into ids, and check the ids of the parameter."""
@@ -298,6 +319,11 @@ class EntityScene:
     def stage_reset(self, rows: Tensor) -> None:
         """Open a transaction that starts new episodes from the home pose."""
         qpos = self._home.repeat(rows.shape[0], 1)
+        if self.terrain is not None:
+            for entity in self.entities.values():
+                if entity.root_joint is not None:
+                    root = qpos[:, entity.root_joint.qpos]
+                    root[:, :3] = self.terrain.place(root[:, :3].float(), rows)
         qvel = qpos.new_zeros(rows.shape[0], self._backend.get_state_views()["qvel"].shape[1])
         self._staged = Transaction(rows, self._read_state, home=(qpos, qvel))
 

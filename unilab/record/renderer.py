@@ -19,6 +19,8 @@ import numpy as np
 from unilab.errors import CapabilityError, ConfigError, first_line
 
 _ALL = int(mujoco.mjtCatBit.mjCAT_ALL)
+_SEEN = 14.0
+"""Side of the part of a height field that is drawn, m."""
 _OPENGL_HELP = (
     "off-screen rendering needs OpenGL without a window. Debian and Ubuntu: apt-get install "
     "libegl1 libopengl0 libgl1-mesa-dri (EGL; enough without a GPU too), or libosmesa6 and "
@@ -51,7 +53,8 @@ class TiledRenderer:
     """Renders each state of a model in a separate tile, with a camera that follows the robot.
 
     The camera is the model's ``track``, or else MuJoCo's default view tracking the first body with
-    a free joint. On a CPU, pictures have no anti-aliasing and coarser shadows.
+    a free joint. Of a height field, pictures show what is near the robot. On a CPU they have no
+    anti-aliasing and coarser shadows.
 
     Args:
         model: the compiled model; it is not changed.
@@ -76,6 +79,7 @@ class TiledRenderer:
         if _renders_on_cpu():
             quality.offsamples = 0
             quality.shadowsize = min(quality.shadowsize, 1024)
+        self._ground = _Ground(self._model) if self._model.nhfield else None
         self._data = mujoco.MjData(self._model)
         self._scene = mujoco.MjvScene(self._model, maxgeom=2 * self._model.ngeom + 1000)
         self._option = mujoco.MjvOption()
@@ -99,6 +103,9 @@ class TiledRenderer:
         mujoco.mjr_rectangle(whole, 0.1, 0.1, 0.1, 1.0)
         for view, tile in zip(views, self._tiles, strict=True):
             self._data.qpos[:] = view.qpos
+            if self._ground is not None:
+                self._ground.show(*view.qpos[self._planar])
+                mujoco.mjr_uploadHField(self._model, self._gpu, 0)
             mujoco.mj_forward(self._model, self._data)
             self._light()
             mujoco.mjv_updateScene(
@@ -130,6 +137,36 @@ class TiledRenderer:
         """Frees the OpenGL context."""
         self._gpu.free()
         self._context.free()
+
+
+class _Ground:
+    """The part of a model's height field near the robot: the whole takes seconds to draw."""
+
+    def __init__(self, model: mujoco.MjModel) -> None:
+        self._model = model
+        rows, columns = int(model.hfield_nrow[0]), int(model.hfield_ncol[0])
+        self._heights = model.hfield_data[: rows * columns].reshape(rows, columns).copy()
+        self._cell = 2.0 * model.hfield_size[0, :2] / (columns - 1, rows - 1)
+        on_field = model.geom_type == int(mujoco.mjtGeom.mjGEOM_HFIELD)
+        self._geom = int(np.flatnonzero(on_field & (model.geom_dataid == 0))[0])
+        self._first = model.geom_pos[self._geom, :2] - model.hfield_size[0, :2]
+        self._shown = [
+            min(n, round(_SEEN / cell) + 1)
+            for n, cell in zip((columns, rows), self._cell, strict=True)
+        ]
+        model.hfield_ncol[0], model.hfield_nrow[0] = self._shown
+        model.hfield_size[0, :2] = 0.5 * self._cell * (np.array(self._shown) - 1)
+        model.geom_sameframe[self._geom] = 0  # or MuJoCo ignores the position
+
+    def show(self, x: float, y: float) -> None:
+        """Move the part to the middle of the robot."""
+        columns, rows = self._shown
+        at = np.round(((x, y) - self._first) / self._cell).astype(int) - (columns // 2, rows // 2)
+        column, row = np.clip(at, 0, np.array(self._heights.shape)[::-1] - self._shown)
+        part = self._heights[row : row + rows, column : column + columns]
+        self._model.hfield_data[: part.size] = part.ravel()
+        middle = self._first + self._cell * (column, row) + self._model.hfield_size[0, :2]
+        self._model.geom_pos[self._geom, :2] = middle
 
 
 def draw_arrows(scene: mujoco.MjvScene, arrows: Sequence[Arrow]) -> None:

@@ -7,7 +7,9 @@ config; the first line of its docstring describes the task.
 TASKS = {
     "cartpole_swingup": "unilab.tasks.classic.cartpole_swingup:cartpole_swingup",
     "g1_velocity_flat": "unilab.tasks.velocity.g1:g1_velocity_flat",
+    "g1_velocity_rough": "unilab.tasks.velocity.g1:g1_velocity_rough",
     "go2_velocity_flat": "unilab.tasks.velocity.go2:go2_velocity_flat",
+    "go2_velocity_rough": "unilab.tasks.velocity.go2:go2_velocity_rough",
     "pendulum_swingup": "unilab.tasks.classic.pendulum_swingup:pendulum_swingup",
 }
 """Tasks of unilab."""

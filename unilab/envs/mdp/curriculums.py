@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from unilab.checks import check_fits
+from unilab.envs.entity import SceneEntityCfg
 from unilab.envs.managers.curriculum import CurriculumTermCfg
 from unilab.envs.managers.term import ManagerTermBase
 from unilab.envs.mdp.commands import UniformVelocityCommand
@@ -16,7 +18,9 @@ from unilab.errors import ConfigError
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
 
-__all__ = ["commands_vel"]
+__all__ = ["commands_vel", "terrain_levels_vel"]
+
+_ROBOT = SceneEntityCfg("robot")
 
 
 class commands_vel(ManagerTermBase):
@@ -64,3 +68,51 @@ class commands_vel(ManagerTermBase):
         if ranges != self._command.ranges:
             self._command.set_ranges(**ranges)
         return {f"{name}_max": high for name, (_, high) in self._command.ranges.items()}
+
+
+class terrain_levels_vel(ManagerTermBase):
+    """Move robots to harder tiles when they walk far, to easier ones when they do not.
+
+    A robot whose episode ended more than half a tile from where it started moves up; one that came
+    less than half as far as its last command would take it in a whole episode moves down. From the
+    hardest row a robot moves up to any row. As in Isaac Lab and legged_gym.
+
+    Logs the mean level, and the mean of each kind of terrain. Evaluations and ``play`` start on the
+    levels of the training.
+
+    Args:
+        command_name: a command whose first two columns are the horizontal velocity, m/s.
+    """
+
+    def __init__(self, cfg: CurriculumTermCfg, env: ManagerBasedRlEnv) -> None:
+        super().__init__(cfg, env)
+        # The terrain's own tensor: what is saved and restored here is so there.
+        self._levels = env.scene.require_terrain().levels
+
+    def __call__(
+        self,
+        env: ManagerBasedRlEnv,
+        env_ids: Tensor,
+        command_name: str,
+        asset_cfg: SceneEntityCfg = _ROBOT,
+    ) -> dict[str, float]:
+        terrain, ends = env.scene.require_terrain(), env.termination_manager
+        walked = env.scene[asset_cfg.name].data.root_pos_w[:, :2] - terrain.env_origins[:, :2]
+        distance = walked.norm(dim=1)
+        speed = env.command_manager.get_command(command_name)[:, :2].norm(dim=1)
+        expected = speed * (0.5 * env.max_episode_length * env.step_dt)
+        # Not episodes that were broken off, nor those of robots whose physics diverged.
+        ended = (ends.terminated | ends.truncated) & (env.episode_length > 0) & ~env.scene.diverged
+        up = ended & (distance > 0.5 * terrain.cfg.size[0])
+        down = ended & (distance < expected) & ~up
+        terrain.update_env_origins(env_ids, up[env_ids], down[env_ids], env.generator)
+        return terrain.mean_levels()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"levels": self._levels}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take over the levels of as many or of other environments, evenly."""
+        saved, n = state["levels"], self._levels.shape[0]
+        at = (2 * torch.arange(n) + 1) * saved.shape[0] // (2 * n)
+        self._levels.copy_(saved[at.to(saved.device)])

@@ -33,6 +33,9 @@ def reset_root_state_uniform(
 ) -> None:
     """Place the root at its home pose plus uniform offsets, with a uniform velocity.
 
+    On a terrain the pose is relative to the environment's tile, and its height to the highest
+    ground within half a metre.
+
     Args:
         pose_range: offsets by axis: x, y, z in m, world frame; roll, pitch, yaw in rad, about the
             axes of the home pose; 0 if absent.
@@ -45,7 +48,8 @@ def reset_root_state_uniform(
     home = entity.default_root_pose
     turn = rotations.from_euler(*offset[:, 3:].unbind(1))
     quat = rotations.multiply(home[3:].expand(env_ids.shape[0], 4), turn)
-    entity.write_root_pose(home[:3] + offset[:, :3], quat)
+    pos, terrain = home[:3] + offset[:, :3], env.scene.terrain
+    entity.write_root_pose(pos if terrain is None else terrain.place(pos, env_ids), quat)
     entity.write_root_velocity(velocity[:, :3], velocity[:, 3:])
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from unilab.checks import Positive
+from unilab.envs import rotations
 from unilab.envs.entity import SceneEntityCfg
 from unilab.errors import ConfigError, did_you_mean
 
@@ -18,6 +22,7 @@ __all__ = [
     "base_lin_vel",
     "base_pos_z",
     "generated_commands",
+    "height_scan",
     "joint_pos_rel",
     "joint_pos_sincos",
     "joint_vel_rel",
@@ -49,6 +54,49 @@ def base_pos_z(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = _ROBOT) -> Te
 def projected_gravity(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = _ROBOT) -> Tensor:
     """Direction of gravity in the root frame, ``[num_envs, 3]``; (0, 0, -1) when upright."""
     return env.scene[asset_cfg.name].data.projected_gravity_b
+
+
+def height_scan(
+    env: ManagerBasedRlEnv,
+    size: tuple[Positive, Positive] = (1.6, 1.0),
+    resolution: Positive = 0.1,
+    offset: float = 0.5,
+    asset_cfg: SceneEntityCfg = _ROBOT,
+) -> Tensor:
+    """Height of the root above the ground at a grid around it, less ``offset``, m.
+
+    ``[num_envs, points]``, 17 x 11 by default. The grid turns with the robot's yaw only. The first
+    points are those at its right, from back to front, as in Isaac Lab.
+
+    Args:
+        size: forward and to the side, m.
+        resolution: distance between points, m.
+    """
+    data = env.scene[asset_cfg.name].data
+    root, grid = data.root_pos_w, _scan_grid(size, resolution, env.device)
+    yaw = rotations.heading(data.root_quat_w)
+    cos, sin = yaw.cos(), yaw.sin()
+    x, y, z = root.unbind(1)
+    axes = torch.stack((cos, -sin, x, sin, cos, y), 1)
+    points = axes.view(-1, 3) @ grid  # forward, left and 1
+    x, y = points.view(-1, 2, grid.shape[1]).unbind(1)
+    return (z - offset).unsqueeze(1) - env.scene.ground_height(x, y)
+
+
+@cache
+def _scan_grid(size: tuple[float, float], resolution: float, device: torch.device) -> Tensor:
+    """``[3, points]``: forward, left (m) and 1."""
+    cells = [round(length / resolution) for length in size]
+    for length, n in zip(size, cells, strict=True):
+        if not math.isclose(n * resolution, length, abs_tol=1e-6):
+            raise ConfigError(f"size must be multiples of resolution, {resolution} m, got {size}")
+    with torch.inference_mode(False):  # cached, and used in either mode
+        forward, left = (
+            (torch.arange(n + 1, dtype=torch.float32, device=device) - 0.5 * n) * resolution
+            for n in cells
+        )
+        y, x = torch.meshgrid(left, forward, indexing="ij")
+        return torch.stack((x.flatten(), y.flatten(), torch.ones_like(x.flatten())))
 
 
 def joint_pos_rel(

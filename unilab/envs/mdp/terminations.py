@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from unilab.envs.entity import SceneEntityCfg
@@ -18,6 +19,7 @@ __all__ = [
     "joint_pos_out_of_limit",
     "nan_detection",
     "root_height_below_minimum",
+    "terrain_out_of_bounds",
     "time_out",
 ]
 
@@ -40,8 +42,23 @@ def bad_orientation(
 def root_height_below_minimum(
     env: ManagerBasedRlEnv, minimum_height: float, asset_cfg: SceneEntityCfg = _ROBOT
 ) -> Tensor:
-    """The root is lower than ``minimum_height`` m."""
-    return env.scene[asset_cfg.name].data.root_pos_w[:, 2] < minimum_height
+    """The root is lower than ``minimum_height`` m above the ground."""
+    x, y, z = env.scene[asset_cfg.name].data.root_pos_w.unbind(1)
+    return z - env.scene.ground_height(x, y) < minimum_height
+
+
+def terrain_out_of_bounds(
+    env: ManagerBasedRlEnv, distance_buffer: float = 1.0, asset_cfg: SceneEntityCfg = _ROBOT
+) -> Tensor:
+    """The root is less than ``distance_buffer`` m from the edge of the terrain, or beyond it.
+
+    Never without a terrain, because a plane has no edge.
+    """
+    root, terrain = env.scene[asset_cfg.name].data.root_pos_w, env.scene.terrain
+    if terrain is None:
+        return torch.zeros_like(root[:, 0], dtype=torch.bool)
+    (x, y), (last_x, last_y) = root[:, :2].abs().unbind(1), terrain.half_size
+    return (x > last_x - distance_buffer) | (y > last_y - distance_buffer)
 
 
 def joint_pos_out_of_limit(

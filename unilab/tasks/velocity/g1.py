@@ -1,4 +1,4 @@
-"""Unitree G1 follows a commanded planar velocity on flat ground."""
+"""Unitree G1 follows a commanded planar velocity, on flat or rough ground."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from unilab.envs import (
     mdp,
 )
 from unilab.tasks.robots import model_path
-from unilab.tasks.velocity.velocity_env_cfg import VelocityEnvCfg, events, sensed
+from unilab.tasks.velocity.velocity_env_cfg import VelocityEnvCfg, events, rough, sensed
 
 FEET = ("left", "right")
 UPPER_BODY = ("waist_.*", ".*_shoulder_.*", ".*_elbow_.*", ".*_wrist_.*")
@@ -114,3 +114,8 @@ def g1_velocity_flat() -> VelocityEnvCfg:
             position_range=(-0.05, 0.05),
         ),
     )
+
+
+def g1_velocity_rough() -> VelocityEnvCfg:
+    """Unitree G1 follows a commanded velocity over stairs, slopes and gaps (29 joints, 20 s episodes)."""
+    return rough(g1_velocity_flat())

@@ -1,4 +1,4 @@
-"""Unitree Go2 follows a commanded planar velocity on flat ground."""
+"""Unitree Go2 follows a commanded planar velocity, on flat or rough ground."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unilab.envs import (
     mdp,
 )
 from unilab.tasks.robots import model_path
-from unilab.tasks.velocity.velocity_env_cfg import VelocityEnvCfg, events, sensed
+from unilab.tasks.velocity.velocity_env_cfg import VelocityEnvCfg, events, rough, sensed
 
 FEET = ("FL", "FR", "RL", "RR")
 
@@ -95,3 +95,8 @@ def go2_velocity_flat() -> VelocityEnvCfg:
             position_range=(-0.1, 0.1),
         ),
     )
+
+
+def go2_velocity_rough() -> VelocityEnvCfg:
+    """Unitree Go2 follows a commanded velocity over stairs, slopes and gaps (12 joints, 20 s episodes)."""
+    return rough(go2_velocity_flat())

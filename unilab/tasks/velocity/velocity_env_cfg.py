@@ -1,4 +1,4 @@
-"""Observations and randomization of the velocity tasks, and the switch that leaves it out."""
+"""What the velocity tasks share: observations, randomization, and the change to rough ground."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ import math
 from dataclasses import dataclass, replace
 
 from unilab.envs import (
+    CurriculumTermCfg,
     EventTermCfg,
     ManagerBasedRlEnvCfg,
     ObservationTermCfg,
     SceneEntityCfg,
+    TerminationTermCfg,
+    TerrainGeneratorCfg,
     UniformNoiseCfg,
     mdp,
+    terrains,
 )
 
 
@@ -43,6 +47,83 @@ class VelocityEnvCfg(ManagerBasedRlEnvCfg):
         }
         for name, table in nominal.items():
             object.__setattr__(self, name, table)
+
+
+ROUGH_TERRAIN = TerrainGeneratorCfg(
+    sub_terrains={
+        "stairs_up": terrains.HfPyramidStairsTerrainCfg(
+            proportion=2.0, step_height_range=(0.02, 0.2), inverted=True
+        ),
+        "stairs_down": terrains.HfPyramidStairsTerrainCfg(
+            proportion=2.0, step_height_range=(0.02, 0.2)
+        ),
+        "slope_up": terrains.HfPyramidSlopedTerrainCfg(slope_range=(0.0, 0.4), inverted=True),
+        "slope_down": terrains.HfPyramidSlopedTerrainCfg(slope_range=(0.0, 0.4)),
+        "rough": terrains.HfRandomUniformTerrainCfg(proportion=2.0, amplitude_range=(0.01, 0.06)),
+        "stones": terrains.HfSteppingStonesTerrainCfg(
+            stone_width_range=(1.0, 0.3), stone_distance_range=(0.1, 0.3)
+        ),
+        "gap": terrains.HfGapTerrainCfg(gap_width_range=(0.1, 0.6)),
+    },
+    max_init_terrain_level=3,
+)
+"""Ten levels of seven kinds, in tiles of 8 m."""
+
+
+def rough(flat: VelocityEnvCfg) -> VelocityEnvCfg:
+    """A flat task on :data:`ROUGH_TERRAIN`, with what the robot needs there.
+
+    Actor and critic see the ground around the robot in place of heights above 0. Commands name a
+    direction to face, so that robots leave their tile. They start near the middle of a tile, on
+    harder ones the farther they walk.
+    """
+    scan = ObservationTermCfg(
+        func=mdp.height_scan, noise=UniformNoiseCfg(n_min=-0.1, n_max=0.1), clip=(-1.0, 1.0)
+    )
+    command, start = flat.commands["base_velocity"], flat.events["reset_base"]
+    assert isinstance(command, mdp.UniformVelocityCommandCfg)
+    heading = replace(command.ranges, heading=(-math.pi, math.pi))
+    near = {"x": (-0.5, 0.5), "y": (-0.5, 0.5), **start.params["pose_range"]}
+    above_zero = ("base_height", "foot_heights")
+    return replace(
+        flat,
+        scene=replace(flat.scene, terrain=ROUGH_TERRAIN),
+        observations={
+            name: replace(
+                group,
+                terms={
+                    **{n: term for n, term in group.terms.items() if n not in above_zero},
+                    "height_scan": scan,
+                },
+            )
+            for name, group in flat.observations.items()
+        },
+        commands={
+            "base_velocity": replace(
+                command,
+                ranges=heading,
+                heading_command=True,
+                resampling_time_range=(10.0, 15.0),
+            )
+        },
+        rewards={
+            **flat.rewards,
+            "flat_orientation": replace(flat.rewards["flat_orientation"], weight=-0.2),
+        },
+        terminations={
+            **flat.terminations,
+            "out_of_bounds": TerminationTermCfg(func=mdp.terrain_out_of_bounds, time_out=True),
+        },
+        events={
+            **flat.events,
+            "reset_base": replace(start, params={**start.params, "pose_range": near}),
+        },
+        curriculum={
+            "terrain_levels": CurriculumTermCfg(
+                func=mdp.terrain_levels_vel, params={"command_name": "base_velocity"}
+            )
+        },
+    )
 
 
 def sensed() -> dict[str, ObservationTermCfg]:

@@ -1,0 +1,116 @@
+"""The terrain of a running environment: its heights, and the tile of each robot."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unilab.envs.terrains.generator import TerrainGeneratorCfg
+
+_FOOTPRINT = 0.5
+"""Robots are placed on the highest ground within this distance of their root, m."""
+
+
+class Terrain:
+    """A height field and the tile that each environment starts its episodes on.
+
+    Environments are divided evenly among the columns, and at first among the rows up to
+    ``max_init_terrain_level``.
+    """
+
+    def __init__(self, cfg: TerrainGeneratorCfg, num_envs: int, device: torch.device) -> None:
+        self.cfg = cfg
+        self.generated = cfg.generate()
+        self.kinds = cfg.kinds
+        """Kind of each column."""
+        self.heights = torch.from_numpy(self.generated.heights).to(device)
+        """``[ny, nx]`` float32 m."""
+        self.origins = torch.from_numpy(self.generated.origins).to(device)
+        """``[num_rows, num_cols, 3]`` m, the middle of each tile."""
+        envs = torch.arange(num_envs, device=device)
+        last = cfg.max_init_terrain_level
+        self.levels = envs % (cfg.num_rows if last is None else last + 1)
+        """``[num_envs]`` int64, row of each environment's tile; a curriculum changes it."""
+        self.types = envs * cfg.num_cols // num_envs
+        """``[num_envs]`` int64, column of each environment's tile."""
+        ny, nx = self.heights.shape
+        self._first = -0.5 * (nx - 1) * cfg.horizontal_scale, -0.5 * (ny - 1) * cfg.horizontal_scale
+        self.half_size = -self._first[0], -self._first[1]
+        """Distance of the field's edges from the origin along x and y, m."""
+        columns = [[kind == name for kind in self.kinds] for name in cfg.sub_terrains]
+        self._of_kind = torch.tensor(columns, device=device)[:, self.types].float()
+        self._flat = self.heights.flatten()
+        self._highest = _highest_around(self.heights, round(_FOOTPRINT / cfg.horizontal_scale))
+
+    @property
+    def env_origins(self) -> Tensor:
+        """``[num_envs, 3]`` m, the middle of each environment's tile."""
+        return self.origins[self.levels, self.types]
+
+    def height(self, x: Tensor, y: Tensor) -> Tensor:
+        """Height of the ground at points of the world, m, in the shape of ``x`` and ``y``.
+
+        Beyond the edges it is the height of the edge. Grid cells are two triangles, as in MuJoCo.
+        """
+        ny, nx = self.heights.shape
+        scale = 1.0 / self.cfg.horizontal_scale
+        # Points in cells, then the corner below and the position in the cell.
+        x = ((x - self._first[0]) * scale).clamp_(0.0, nx - 1.0)
+        y = ((y - self._first[1]) * scale).clamp_(0.0, ny - 1.0)
+        column, row = x.floor().clamp_(max=nx - 2.0), y.floor().clamp_(max=ny - 2.0)
+        x -= column
+        y -= row
+        corner = row.mul_(nx).add_(column).long()
+        far = torch.maximum(x, y)
+        near = torch.minimum(x, y)
+        # The diagonal runs from this corner to the opposite one; the third is on the point's side.
+        third = corner + torch.where(x > y, 1, nx)
+        a, b, c = (self._flat.take(at) for at in (corner, third, corner + (nx + 1)))
+        return a.add_((b - a).mul_(far)).add_((c - b).mul_(near))
+
+    def spawn_height(self, xy: Tensor) -> Tensor:
+        """Highest ground ``[n]`` within half a metre of points ``[n, 2]`` of the world, m."""
+        ny, nx = self.heights.shape
+        cell = self.cfg.horizontal_scale
+        column = ((xy[:, 0] - self._first[0]) / cell).round().clamp(0, nx - 1).long()
+        row = ((xy[:, 1] - self._first[1]) / cell).round().clamp(0, ny - 1).long()
+        return self._highest[row, column]
+
+    def place(self, pos: Tensor, rows: Tensor) -> Tensor:
+        """Positions ``[n, 3]`` relative to the tiles of environments ``[n]``, in the world.
+
+        z is above the highest ground near the point, so that robots do not start inside it.
+        """
+        xy = pos[:, :2] + self.env_origins[rows, :2]
+        return torch.cat((xy, (pos[:, 2] + self.spawn_height(xy)).unsqueeze(1)), 1)
+
+    def update_env_origins(
+        self, env_ids: Tensor, move_up: Tensor, move_down: Tensor, generator: torch.Generator
+    ) -> None:
+        """Move environments ``[n]`` a row up or down by masks ``[n]``, as in Isaac Lab.
+
+        Those that leave the hardest row draw any row.
+        """
+        moved = self.levels[env_ids] + move_up.long() - move_down.long()
+        drawn = torch.randint(
+            self.cfg.num_rows, moved.shape, generator=generator, device=moved.device
+        )
+        moved = torch.where(moved >= self.cfg.num_rows, drawn, moved.clamp(min=0))
+        self.levels.index_copy_(0, env_ids, moved)
+
+    def mean_levels(self) -> dict[str, float]:
+        """Mean level of all environments, ``mean``, and of those on each kind of terrain."""
+        levels, here = self.levels.float(), self._of_kind.sum(1)
+        means = torch.cat((levels.mean()[None], self._of_kind @ levels / here)).tolist()
+        names = ["mean", *self.cfg.sub_terrains]
+        return {n: m for n, m in zip(names, means, strict=True) if not math.isnan(m)}
+
+
+def _highest_around(heights: Tensor, reach: int) -> Tensor:
+    """Largest height within ``reach`` grid points along x and y."""
+    padded = torch.nn.functional.pad(heights[None, None], (reach,) * 4, value=-np.inf)
+    wide = torch.nn.functional.max_pool2d(padded, (1, 2 * reach + 1), 1)
+    return torch.nn.functional.max_pool2d(wide, (2 * reach + 1, 1), 1)[0, 0]

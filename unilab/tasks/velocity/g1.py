@@ -117,5 +117,5 @@ def g1_velocity_flat() -> VelocityEnvCfg:
 
 
 def g1_velocity_rough() -> VelocityEnvCfg:
-    """Unitree G1 follows a commanded velocity over stairs, slopes and gaps (29 joints, 20 s episodes)."""
+    """Unitree G1 follows a commanded velocity on generated terrain (29 joints, 20 s episodes)."""
     return rough(g1_velocity_flat())

@@ -98,5 +98,5 @@ def go2_velocity_flat() -> VelocityEnvCfg:
 
 
 def go2_velocity_rough() -> VelocityEnvCfg:
-    """Unitree Go2 follows a commanded velocity over stairs, slopes and gaps (12 joints, 20 s episodes)."""
+    """Unitree Go2 follows a commanded velocity on generated terrain (12 joints, 20 s episodes)."""
     return rough(go2_velocity_flat())

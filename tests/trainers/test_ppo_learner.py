@@ -18,7 +18,7 @@ from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
 from unilab.data import minibatches
-from unilab.errors import CheckpointError, ConfigError
+from unilab.errors import ActorContractError, CheckpointError, ConfigError, NonFiniteError
 from unilab.modules import GaussianActor, GaussianPolicy, ValueNetwork
 from unilab.trainers import PPOLearner
 from unilab.trainers.ppo_learner import MAX_LR, MIN_LR, adapted_lr, divergence
@@ -99,6 +99,23 @@ def test_advantages_are_those_of_a_loop_over_each_episode():
     np.testing.assert_allclose(rollout["advantage"], normal.reshape(-1, 1), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(rollout["state_value"], value.reshape(-1, 1), rtol=1e-6)
     assert "advantage" not in data  # the collector's memory is as it was
+
+
+def test_c15_a_loss_that_is_not_finite_is_named_before_a_parameter_moves():
+    made = learner()
+    rollout = made.add_advantages(collected(made))
+    rollout["advantage"][0] = torch.nan
+    before = copy.deepcopy(made.state_dict()["loss"])
+    with pytest.raises(NonFiniteError, match="loss_objective is nan in update 0"):
+        made.update(rollout)
+    assert all(torch.equal(v, before[k]) for k, v in made.state_dict()["loss"].items())
+
+
+def test_c09_a_parameter_that_is_replaced_in_training_is_refused():
+    made = learner()
+    made.critic.head = torch.nn.Linear(8, 1)
+    with pytest.raises(ActorContractError, match=r"critic.*C9.*update 0 head\.weight"):
+        made.update(made.add_advantages(collected(made)))
 
 
 def test_the_divergence_is_that_of_the_two_gaussians():

@@ -16,7 +16,7 @@ from tensordict import TensorDict
 from torchrl.modules import ValueOperator
 from torchrl.objectives import SACLoss
 
-from unilab.errors import CheckpointError, ConfigError
+from unilab.errors import ActorContractError, CheckpointError, ConfigError, NonFiniteError
 from unilab.modules import FlashSACPolicy, GaussianActor, ValueNetwork
 from unilab.trainers import SACLearner
 
@@ -128,13 +128,18 @@ class Reference:
         ]
 
     def update_actor(self, b: Arrays, eps: np.ndarray, alpha: float) -> None:
-        def actor_loss(p: Arrays) -> Any:
+        def q_mean_and_entropy(p: Arrays) -> tuple[Any, Any]:
             action, log_prob = act(p, b["obs"], eps)
             q = lower([value(critic, b["critic"], action) for critic in self.critics])
-            return (alpha * log_prob - q).mean()
+            return q.mean(), -log_prob.mean()
 
-        entropy = -act(self.actor, b["obs"], eps)[1].mean()
-        self.metrics |= {"loss_actor": actor_loss(self.actor), "entropy": entropy}
+        def actor_loss(p: Arrays) -> Any:
+            q_mean, entropy = q_mean_and_entropy(p)
+            return -alpha * entropy - q_mean
+
+        q_mean, entropy = q_mean_and_entropy(self.actor)
+        loss = actor_loss(self.actor)
+        self.metrics |= {"loss_actor": loss, "entropy": entropy, "q_mean": q_mean}
         self.actor = self.step(2, actor_loss, self.actor)
         gradient = {"log_alpha": np.array(entropy - TARGET)}
         temperature = {"log_alpha": np.array(self.log_alpha)}
@@ -281,6 +286,39 @@ def moved() -> SACLoss:
 def test_a_learner_that_cannot_train_is_refused(loss, kwargs, name):
     with pytest.raises(ConfigError, match=name):
         make_learner(loss(), **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("key", "name"), [("critic", "loss_actor"), (("next", "reward"), "loss_qvalue")]
+)
+def test_c15_a_loss_that_is_not_finite_is_named_before_its_parameters_move(key, name):
+    learner, batch = make_learner(), tiny_batch(dtype=torch.float64)
+    if name == "loss_actor":  # the critics' step is before
+        learner.loss.qvalue_v2_loss = lambda batch: (
+            learner.loss.qvalue_network_params.get(("module", "head", "bias")).sum(),
+            {"td_error": torch.zeros(batch.shape)},
+        )
+    batch[key] = torch.full_like(batch[key], torch.nan)
+    before = {k: v.clone() for k, v in learner.state_dict()["loss"].items()}
+    with pytest.raises(NonFiniteError, match=f"{name} is nan in update 0"):
+        learner.update(batch)
+    part = "actor" if name == "loss_actor" else "critics"
+    after = {k: v for k, v in learner.state_dict()["loss"].items() if k.startswith(part)}
+    assert all(torch.equal(value, before[name]) for name, value in after.items())
+
+
+def test_c09_a_parameter_that_is_replaced_in_training_is_refused():
+    learner = trained()
+    learner.actor.mean_head.weight = torch.nn.Parameter(torch.zeros(ACTION, 4))
+    with pytest.raises(ActorContractError, match=r"C9.*update 3 mean_head\.weight"):
+        learner.update(tiny_batch(dtype=torch.float64))
+
+
+def test_an_actor_that_breaks_the_contract_is_named():
+    actor = PlainActor(OBS, ACTION)
+    actor.forward = lambda obs, training: (obs[:, :ACTION], {"log_prob": obs})
+    with pytest.raises(ActorContractError, match=r"C6.*log_prob"):
+        make_learner(make_loss(actor)).update(tiny_batch(dtype=torch.float64))
 
 
 def test_an_actor_with_losses_of_its_own_is_refused():

@@ -66,7 +66,13 @@ def mean_and_std(actor: Any, obs: Tensor) -> Any:
 
 
 def forward_outputs(
-    actor: Any, out: Any, *, training: bool, rows: int, action_dim: int, like: Tensor
+    actor: Any,
+    out: Any,
+    *,
+    training: bool,
+    rows: int,
+    action_dim: int | None = None,
+    like: Tensor,
 ) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
     """Checks what ``actor(obs, training)`` returned; does not sync the device.
 
@@ -75,7 +81,7 @@ def forward_outputs(
         out: what it returned: ``(actions, info)``.
         training: whether auxiliary losses are read.
         rows: ``B``, the number of observations.
-        action_dim: ``A``.
+        action_dim: ``A``; None: whatever the actor gives.
         like: a tensor of the dtype and device of the results.
 
     Returns:
@@ -90,6 +96,8 @@ def forward_outputs(
         case _:
             problem = f"it must return (actions, info) with a dict info, got {described(out)}"
             raise breach(actor, clause, problem)
+    if action_dim is None:
+        action_dim = actions.shape[-1] if isinstance(actions, Tensor) and actions.dim() else 1
     problem = (
         tensor_problem("actions", actions, [(rows, action_dim)], like)
         or tensor_problem("log_prob", log_prob, [(rows,), (rows, 1)], like)

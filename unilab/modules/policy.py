@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torchrl.envs.utils import ExplorationType, exploration_type
 
 from unilab.errors import ConfigError
+from unilab.modules.actor_calls import forward_outputs
 
 
 class FlashSACPolicy(TensorDictModuleBase):
@@ -78,11 +79,15 @@ class ActorSamples:
     def rsample_and_log_prob(self, sample_shape: Any = ()) -> tuple[Tensor, Tensor]:
         """Actions ``[*, A]`` and log-densities ``[*]``; a training pass if gradients are on."""
         lead, training = self.obs.shape[:-1], torch.is_grad_enabled()
-        actions, info = self.actor(self.obs.reshape(-1, self.obs.shape[-1]), training=training)
-        if training and info.get("aux_losses"):
+        rows = self.obs.reshape(-1, self.obs.shape[-1])
+        out = self.actor(rows, training=training)
+        actions, log_prob, aux = forward_outputs(
+            self.actor, out, training=training, rows=len(rows), like=rows
+        )
+        if aux:
             raise ConfigError(
-                f"actor must have no aux_losses here, got {', '.join(info['aux_losses'])} of "
+                f"actor must have no aux_losses here, got {', '.join(aux)} of "
                 f"{type(self.actor).__name__}: TorchRL's losses would drop them; FlashSACLoss "
                 "minimises them"
             )
-        return actions.reshape(*lead, -1), info["log_prob"].reshape(lead)
+        return actions.reshape(*lead, -1), log_prob.reshape(lead)

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torchrl import timeit
 from torchrl.objectives import SoftUpdate
 
-from unilab.errors import ActorContractError, CheckpointError, ConfigError, NonFiniteError
+from unilab.errors import ActorContractError, CheckpointError, ConfigError
 from unilab.modules import actor_semantics
 from unilab.modules.actor_contract import validate_unbuilt
 from unilab.modules.layers import check_at_least
@@ -38,6 +38,7 @@ from unilab.trainers.state_check import (
     moments_problem,
     scalars_problem,
 )
+from unilab.trainers.update_checks import TrainedParameters, check_losses
 
 _AUX = "loss_aux_"
 _LOOK_INTERVAL, _MOST_CLIPPED = 1000, 0.25  # updates; share of the target's mass
@@ -122,13 +123,7 @@ class FlashSACLearner:
             "critic": list(loss.critic.parameters()),
         }
         trained = {id(p) for group in parameters.values() for p in group}
-        # Where the networks keep their parts: compared before each update, in microseconds.
-        self._slots = [
-            slot
-            for module in (*loss.actor.modules(), *loss.critic.modules())
-            for slot in (module._parameters, module._modules)
-        ]
-        self._parts = self._in_slots()
+        self._trained = TrainedParameters(actor=loss.actor, critic=loss.critic)
         own = [k for k, p in loss.named_parameters() if p.requires_grad and id(p) not in trained]
         if own:
             raise ConfigError(
@@ -183,8 +178,7 @@ class FlashSACLearner:
             device is not synchronised, but for a look at ``q_clipped`` in every 1000th update.
         """
         began = time.perf_counter()
-        if self._in_slots() != self._parts:
-            self._check_parameters()
+        self._trained.check(self.update_count)
         with timeit("update"), self._precision():
             self.loss.check_batch(tensordict)
             is_due = self.update_count % self.actor_update_period == 0
@@ -202,23 +196,6 @@ class FlashSACLearner:
         if self._on_cpu:
             self._slow_updates.add(time.perf_counter() - began)
         return TensorDict(metrics)
-
-    def _in_slots(self) -> list[int]:
-        return [id(part) for slot in self._slots for part in slot.values()]
-
-    def _check_parameters(self) -> None:
-        """C9: the networks' parameters are those that the optimizers hold."""
-        for name, network in (("actor", self.loss.actor), ("critic", self.loss.critic)):
-            held = {id(p) for p in self._optimizers[name].param_groups[0]["params"]}
-            new = [key for key, p in network.named_parameters() if id(p) not in held]
-            if new or len([*network.parameters()]) != len(held):
-                raise ActorContractError(
-                    f"parameters of the {name} must stay those that its optimizer trains (ADR-0017 "
-                    f"C9), but before update {self.update_count} "
-                    f"{', '.join(new) or 'some'} were replaced or removed: change parameters in "
-                    "place under torch.no_grad(), or make a learner of the new network"
-                )
-        self._parts = self._in_slots()  # parts without parameters came or went
 
     def _check_clipped(self, share: float) -> None:
         """Warns once, when two looks in a row find much of the target's mass clipped."""
@@ -240,7 +217,7 @@ class FlashSACLearner:
         self._check_aux(aux)
         loss_alpha, _ = self.loss.loss_and_metrics("alpha_loss", info["entropy"])
         metrics = _detached({"loss_actor": loss_actor, "loss_alpha": loss_alpha, **info})
-        self._check_losses(loss_actor=loss_actor, loss_alpha=loss_alpha)
+        check_losses(self.update_count, loss_actor=loss_actor, loss_alpha=loss_alpha)
         self._minimize(actor=sum(aux.values(), loss_actor), alpha=loss_alpha)
         self._actor_metrics = metrics
         if self._normalize_actor:
@@ -256,24 +233,11 @@ class FlashSACLearner:
                 f"{self.update_count} appeared {_names(set(aux) - before)} and vanished "
                 f"{_names(before - set(aux))}: return 0 for a loss that is off"
             )
-        self._check_losses(**aux)
-
-    def _check_losses(self, **losses: Tensor) -> None:
-        """C15: losses are finite, before they move a parameter.
-
-        On an accelerator, where a look at the values would wait for the device, non-finite ones
-        are left to the reader of the metrics.
-        """
-        for name, value in losses.items() if self._on_cpu else ():
-            if not value.isfinite().all():
-                raise NonFiniteError(
-                    f"{name} is {value.item()} in update {self.update_count}: look for NaN or huge "
-                    "numbers in the batch, or for a division or a logarithm in the actor"
-                )
+        check_losses(self.update_count, **aux)
 
     def _step_critic(self, tensordict: TensorDictBase) -> dict[str, Tensor]:
         loss_qvalue, info = self.loss.loss_and_metrics("qvalue_loss", tensordict)
-        self._check_losses(loss_qvalue=loss_qvalue)
+        check_losses(self.update_count, loss_qvalue=loss_qvalue)
         self._minimize(critic=loss_qvalue)
         self.loss.critic.normalize_parameters()
         self._target_update.step()

@@ -22,6 +22,7 @@ from unilab.trainers.state_check import (
     load_moments,
     moments_problem,
 )
+from unilab.trainers.update_checks import TrainedParameters, check_losses
 
 MIN_LR, MAX_LR = 1e-5, 1e-2
 """Range of the adaptive learning rate."""
@@ -77,6 +78,7 @@ class PPOLearner:
         self.critic = loss.critic_network.module
         self._networks = nn.ModuleDict({"actor": self.actor, "critic": self.critic})
         self._parameters = list(self._networks.parameters())
+        self._trained = TrainedParameters(actor=self.actor, critic=self.critic)
         self._optimizer = torch.optim.Adam(self._parameters, lr=lr, fused=True)
         self._kl = nn.Parameter(torch.zeros((), device=self._parameters[0].device))
         self._sync_gradients = sync_gradients
@@ -133,10 +135,13 @@ class PPOLearner:
             ``loss_entropy``, ``entropy``, ``clip_fraction``, ``explained_variance``; ``kl``, the
             policy's divergence from the rollout's before this step; ``learning_rate``.
         """
+        self._trained.check(self.update_count)
         with timeit("update"):
             out = self.loss(tensordict)
+            losses = {key: value for key, value in out.items() if key.startswith("loss_")}
+            check_losses(self.update_count, **losses)
             self._optimizer.zero_grad(set_to_none=True)
-            sum(value for key, value in out.items() if key.startswith("loss_")).backward()
+            sum(losses.values()).backward()
             self._kl.grad = divergence(out)
             if self._sync_gradients is not None:
                 self._sync_gradients([*self._parameters, self._kl])
@@ -147,7 +152,7 @@ class PPOLearner:
             self._optimizer.step()
             self.update_count += 1
             names = ("entropy", "clip_fraction", "explained_variance")
-            metrics = {k: v for k, v in out.items() if k.startswith("loss_") or k in names}
+            metrics = losses | {key: value for key, value in out.items() if key in names}
             metrics |= {"kl": self._kl.grad, "learning_rate": torch.full_like(self._kl, self.lr)}
         return TensorDict({key: value.detach().mean() for key, value in metrics.items()})
 

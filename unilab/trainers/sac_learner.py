@@ -21,6 +21,7 @@ from unilab.trainers.state_check import (
     moments_problem,
     scalars_problem,
 )
+from unilab.trainers.update_checks import TrainedParameters, check_losses
 
 
 class SACLearner:
@@ -93,6 +94,7 @@ class SACLearner:
             name: torch.optim.Adam(self._networks[name].parameters(), lr=lr, fused=True)
             for name in ("actor", "temperature", "critics")
         }
+        self._trained = TrainedParameters(actor=self.actor)
         self._actor_steps = 0
         self._actor_metrics: dict[str, Tensor] = {}
 
@@ -104,12 +106,14 @@ class SACLearner:
                 discount is ``gamma`` to that power. It gets the rows' ``td_error``.
 
         Returns:
-            detached 0-dim metrics: ``loss_qvalue``, ``alpha``; ``loss_actor``, ``loss_alpha`` and
-            ``entropy`` of the latest actor step.
+            detached 0-dim metrics: ``loss_qvalue``, ``alpha``; ``loss_actor``, ``loss_alpha``,
+            ``entropy`` and ``q_mean``, the mean of the lower critic's values of the policy's
+            actions, of the latest actor step.
         """
+        self._trained.check(self.update_count)
         with timeit("update"):
             loss_qvalue, info = self.loss.qvalue_v2_loss(tensordict)
-            self._minimize("critics", loss_qvalue)
+            self._minimize("critics", loss_qvalue=loss_qvalue)
             tensordict.set(self.loss.tensor_keys.priority, info["td_error"])
             if self.update_count % self.actor_update_period == 0:
                 self._actor_metrics = self._step_actor(tensordict)
@@ -123,22 +127,27 @@ class SACLearner:
         return TensorDict(metrics)
 
     def _step_actor(self, tensordict: TensorDictBase) -> dict[str, Tensor]:
+        alpha = self.loss.log_alpha.detach().exp()
         loss_actor, info = self.loss.actor_loss(tensordict)
-        self._minimize("actor", loss_actor)
+        self._minimize("actor", loss_actor=loss_actor)
         self.actor.normalize_parameters()
         loss_alpha = self.loss.alpha_loss(info["log_prob"]).mean()
-        self._minimize("temperature", loss_alpha)
+        self._minimize("temperature", loss_alpha=loss_alpha)
         self._actor_steps += 1
+        log_prob = info["log_prob"].mean()
         return {
             "loss_actor": loss_actor.detach(),
             "loss_alpha": loss_alpha.detach(),
-            "entropy": -info["log_prob"].mean(),
+            "entropy": -log_prob,
+            "q_mean": alpha * log_prob - loss_actor.detach(),  # the loss is the opposite
         }
 
-    def _minimize(self, name: str, loss: Tensor) -> None:
+    def _minimize(self, name: str, **loss: Tensor) -> None:
+        check_losses(self.update_count, **loss)
+        (value,) = loss.values()
         optimizer = self._optimizers[name]
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        value.backward()
         if self._sync_gradients is not None:
             self._sync_gradients(optimizer.param_groups[0]["params"])
         optimizer.step()

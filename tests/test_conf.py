@@ -13,6 +13,8 @@ import pytest
 from unilab import registry
 from unilab.conf import algorithms, checked_settings, compose, register_algorithm
 from unilab.conf.flashsac import FlashSACCfg
+from unilab.conf.ppo import PPOAlgoCfg, PPOCfg
+from unilab.conf.sac import SACCfg
 from unilab.conf.training_command import hydra_main
 from unilab.errors import CheckpointError, ConfigError
 from unilab.record import RunFolder
@@ -69,13 +71,38 @@ def test_massively_parallel_composes_with_a_task(task):
     assert (cfg.training, cfg.env) == (alone.training, alone.env)
 
 
-def test_registered_task_composes_with_its_own_settings(monkeypatch):
+@pytest.fixture
+def swing(monkeypatch):
+    """Registers the pendulum with training settings; returns the override that takes it."""
     monkeypatch.setattr(registry, "_registered", dict(registry._registered))
-    settings = {"algo": {"num_envs": 5, "algo_params": {"tau": 0.5}}}
-    registry.register("mine/swing", registry._registered["pendulum_swingup"], training=settings)
-    cfg = compose(["task=mine/swing", "algo.batch_size=7"])
+    monkeypatch.setattr(registry, "_training", dict(registry._training))
+    factory = registry._registered["pendulum_swingup"]
+
+    def register(settings):
+        registry.register("mine/swing", factory, training=settings)
+        return "task=mine/swing"
+
+    return register
+
+
+def test_registered_task_composes_with_its_own_settings_of_each_algorithm(swing):
+    own = {"algo": {"num_envs": 5, "algo_params": {"tau": 0.5}}}
+    task = swing({"flashsac": own, "ppo": {"algo": {"num_steps": 9}}})
+    cfg = compose([task, "algo.batch_size=7"])
     assert cfg.task == "mine/swing"
     assert (cfg.algo.num_envs, cfg.algo.batch_size, cfg.algo.algo_params.tau) == (5, 7, 0.5)
+    ppo, sac = (compose([task, f"algo.name={name}"]) for name in ("ppo", "sac"))
+    assert ppo == PPOCfg(task="mine/swing", algo=PPOAlgoCfg(num_steps=9))
+    assert sac == SACCfg(task="mine/swing")
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [({"algo": {"num_envs": 5}}, "training .*algo"), ({"pp0": {}}, r"'pp0' \(did you mean 'ppo'")],
+)
+def test_registered_settings_of_no_algorithm_are_refused(swing, settings, name):
+    with pytest.raises(ConfigError, match=name):
+        compose([swing(settings)])
 
 
 def test_overrides_reach_every_level():
@@ -168,6 +195,8 @@ def test_algorithm_that_cannot_be_named_or_run_is_refused(monkeypatch, arguments
 _APP = """
 from unilab.conf.training_command import hydra_main
 from unilab.conf.flashsac import FlashSACCfg
+from unilab.conf.ppo import PPOAlgoCfg, PPOCfg
+from unilab.conf.sac import SACCfg
 
 def train(cfg):
     print("seed", cfg.training.seed, cfg.env, flush=True)

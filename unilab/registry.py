@@ -40,7 +40,8 @@ class TaskCfg(Protocol):
 CfgFactory = Callable[[], TaskCfg]
 _NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*")
 _registered: dict[str, str | CfgFactory] = {**unilab.tasks.TASKS, **unilab.tasks.SUITE_TASKS}
-_training: dict[str, Mapping[str, Any]] = {}
+_training: dict[str, Mapping[str, Mapping[str, Any]]] = {}
+_SECTIONS = ("algo", "training", "env")
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,10 @@ def missing_extra(name: str) -> str | None:
 
 
 def register(
-    name: str, cfg_factory: CfgFactory, *, training: Mapping[str, Any] | None = None
+    name: str,
+    cfg_factory: CfgFactory,
+    *,
+    training: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
     """Add a task of your own.
 
@@ -107,9 +111,11 @@ def register(
             :class:`~unilab.envs.ManagerBasedRlEnvCfg`, or any frozen dataclass with a ``make``
             that builds its :class:`~unilab.envs.TorchEnv`. The first line of its docstring
             describes the task. Its terms should be module-level functions, so that it pickles.
-        training: settings of ``unilab train`` for this task, as in the files of
-            ``unilab/conf/flashsac/task``: ``{"algo": {"num_envs": 64}}``.
+        training: settings of ``unilab train`` for this task, by algorithm:
+            ``{"flashsac": {"algo": {"n_step": 3}}, "ppo": {"algo": {"num_envs": 1024}}}``. An
+            algorithm without any trains with its defaults.
     """
+    training = dict(training or {})
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ConfigError(
             f"name must be letters, digits, '_', '-', '.' and '/', got {name!r}: it is what task= "
@@ -122,12 +128,18 @@ def register(
         )
     if name in _registered:
         raise ConfigError(f"a task named {name!r} exists already: choose another name")
+    for algorithm, settings in training.items():
+        if algorithm in _SECTIONS or not isinstance(settings, Mapping):
+            raise ConfigError(
+                f"training of task {name!r} must have tables of settings by algorithm, got "
+                f'{algorithm}: write {{"flashsac": {{"algo": ...}}, "ppo": {{"algo": ...}}}}'
+            )
     _registered[name] = cfg_factory
-    _training[name] = dict(training or {})
+    _training[name] = training
 
 
-def training_settings(name: str) -> dict[str, Any]:
-    """Settings of ``unilab train`` that a task was registered with."""
+def training_settings(name: str) -> dict[str, Mapping[str, Any]]:
+    """Settings of ``unilab train`` that a task was registered with, by algorithm."""
     return dict(_training.get(name, {}))
 
 

@@ -81,7 +81,10 @@ def prepare(overrides: Sequence[str], cfg: type, *, own_files: bool = False) -> 
         key = override.key_or_group
         if not own_files and not override.is_sweep_override():
             if key == "task":
-                registry.describe(str(override.value()))
+                task = str(override.value())
+                registry.describe(task)
+                for name in registry.training_settings(task):
+                    algorithm(name)  # raises if there is none
             elif key == "preset" and override.value() is not None:
                 _check_preset(str(override.value()), cfg)
         file = key in ("task", "preset")
@@ -126,21 +129,28 @@ def _store(cfg: type) -> str:
     defaults = asdict(cfg(task=""))
     del defaults["task"]
     store.store("settings", defaults, package="_global_")
-    folder = _folder(cfg, "task")
+    folder, algo = _folder(cfg, "task"), defaults.get("algo", {}).get("name")
     for name in registry.names():
         if folder is None or not (folder / f"{name}.yaml").is_file():
-            settings: dict[str, Any] = {**registry.training_settings(name), "task": name}
+            own = registry.training_settings(name).get(algo, {})
+            settings: dict[str, Any] = {**own, "task": name}
             if folder is not None and name in SUITE_TASKS:
                 settings["defaults"] = ["/task/suite", "_self_"]
             group, _, option = f"task/{name}".rpartition("/")
             store.store(option, settings, group=group, package="_global_")
-    return "" if folder is None else f"pkg://{cfg.__module__}"
+    return "" if folder is None else f"pkg://{_package(cfg)}"
 
 
 def _folder(cfg: type, group: str) -> Traversable | None:
     """Where the package of an algorithm's settings may hold files of a group."""
-    package = cfg.__module__
-    return files(package) / group if hasattr(sys.modules[package], "__path__") else None
+    package = _package(cfg)
+    return files(package) / group if package else None
+
+
+def _package(cfg: type) -> str | None:
+    """The package that defines an algorithm's settings, or the settings that they extend."""
+    modules = (each.__module__ for each in cfg.__mro__)
+    return next((name for name in modules if hasattr(sys.modules[name], "__path__")), None)
 
 
 def _check_preset(name: str, cfg: type) -> None:

@@ -120,7 +120,12 @@ def test_sign_of_a_joint_follows_its_axis(tmp_path: Path) -> None:
 
 
 def _scale(**changed: float) -> dict[str, Any]:
-    return {"joint_pos": mdp.JointPositionActionCfg(scale={".*": 0.6, **changed})}
+    others = f"(?!{'|'.join(changed)}).*"
+    return {"joint_pos": mdp.JointPositionActionCfg(scale={others: 0.6, **changed})}
+
+
+def _clip(clip: dict[str, tuple[float, float]]) -> dict[str, Any]:
+    return {"joint_pos": mdp.JointPositionActionCfg(scale=0.6, clip=clip)}
 
 
 @pytest.mark.parametrize(
@@ -129,6 +134,7 @@ def _scale(**changed: float) -> dict[str, Any]:
         ({"mirror": {"FL": "FR", "RL": "R"}}, "'RL_hip_joint'.*'R_hip_joint'"),
         ({"mirror": {"FL": "FR", "RL": "FR"}}, "mirror.*'RL': 'FR'"),
         ({"actions": _scale(FL_calf=0.5)}, "'FL_calf'"),
+        ({"actions": _clip({"F._hip": (-0.2, 0.3)})}, "clip.*'FL_hip'"),
         ({"observations": observing(gait=ObservationTermCfg(func=gait))}, r"\(obs\) term 'gait'"),
         (
             {"observations": observing(x=ObservationTermCfg(func=gait, mirror=("a", "b")))},

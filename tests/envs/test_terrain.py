@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import mujoco
 import numpy as np
 import pytest
 import torch
-from envs.tables import act, drive, twins_cfg
+from envs.tables import TWINS_XML, act, drive
 
-from unilab.backends import model_on_height_field
+from unilab.backends import put_on_height_field
 from unilab.envs import EventTermCfg, ManagerBasedRlEnv, TerrainGeneratorCfg, terrains
 from unilab.errors import ConfigError, NonFiniteError
 from unilab.tasks.velocity.go2 import go2_velocity_rough
@@ -136,10 +135,10 @@ def test_kind_that_does_not_fit_is_refused() -> None:
         TerrainGeneratorCfg(sub_terrains={"mine": Broken()}).generate()
 
 
-def test_model_without_a_floor_and_a_term_without_a_terrain_are_refused(tmp_path: Path) -> None:
+def test_model_without_a_floor_and_a_term_without_a_terrain_are_refused() -> None:
     cfg = go2_velocity_rough()
     with pytest.raises(ConfigError, match="one plane"):
-        model_on_height_field(twins_cfg(tmp_path).scene.model, np.zeros((5, 5)), 0.1)
+        put_on_height_field(mujoco.MjSpec.from_string(TWINS_XML), np.zeros((5, 5)), 0.1)
     with pytest.raises(ConfigError, match=r"'terrain_levels'.*scene\.terrain"):
         ManagerBasedRlEnv(replace(cfg, scene=replace(cfg.scene, terrain=None)), num_envs=1)
 

@@ -9,6 +9,7 @@ import torch
 
 from unilab.envs import (
     CurriculumTermCfg,
+    DCMotorCfg,
     EventTermCfg,
     GaussianNoiseCfg,
     ManagerBasedRlEnv,
@@ -24,6 +25,14 @@ from unilab.envs import (
 from unilab.tasks.velocity.go2 import go2_velocity_flat
 from unilab.tasks.velocity.velocity_env_cfg import VelocityEnvCfg
 
+MOTORS = DCMotorCfg(
+    joint_names_expr="F._.*",
+    stiffness=30.0,
+    damping=0.6,
+    saturation_effort=24.0,
+    velocity_limit=25.0,
+    delay_max_lag=3,
+)
 LEGS = SceneEntityCfg("robot", joint_names=("F._.*",), body_names=("base", "FL_calf"))
 SHARE = (0.9, 1.1)
 FRICTION = {
@@ -99,8 +108,10 @@ def go2_with_everything() -> VelocityEnvCfg:
         func.__name__: EventTermCfg(func=func, mode="reset", params=params)
         for func, params in RANDOMIZED.items()
     }
+    robot = replace(cfg.scene.entities["robot"], actuators={"front": MOTORS})
     return replace(
         cfg,
+        scene=replace(cfg.scene, entities={"robot": robot}),
         num_threads=1,
         episode_length_s=0.3,  # 15 steps
         init_at_random_ep_len=True,

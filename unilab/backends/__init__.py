@@ -9,4 +9,4 @@ from unilab.errors import mujoco_imports
 
 with mujoco_imports():
     from unilab.backends.mujoco import MujocoBackend as MujocoBackend
-    from unilab.backends.mujoco import model_on_height_field as model_on_height_field
+    from unilab.backends.mujoco import put_on_height_field as put_on_height_field

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -90,8 +91,9 @@ class GeomInfo:
 class ActuatorInfo:
     """One actuator of the model.
 
-    Its force is ``gain * ctrl + bias - stiffness * length - damping * velocity``; its length and
-    velocity are ``gear`` times the joint's, and the joint feels ``gear`` times its force.
+    Its force is ``gain * ctrl + bias - stiffness * length - damping * velocity`` within its
+    :meth:`limits`; its length and velocity are ``gear`` times the joint's, and the joint feels
+    ``gear`` times its force.
     """
 
     name: str
@@ -110,6 +112,22 @@ class ActuatorInfo:
     bias: float = 0.0
     time_constant: float = 0.0
     """Of a first-order filter on ``ctrl``, s; 0 for none."""
+    delay: float = 0.0
+    """What is subtracted from the time to find the control that acts, s."""
+    saturation_effort: float = math.inf
+    """Force of a DC motor at rest under full voltage, N or N m."""
+    velocity_limit: float = math.inf
+    """Speed of a DC motor without load under full voltage, m/s or rad/s."""
+
+    def limits(self, velocity: Tensor) -> tuple[Tensor, Tensor]:
+        """Lower and upper limits of the force at velocities of the actuator."""
+        low, high = (torch.full_like(velocity, bound) for bound in self.force_range)
+        if self.saturation_effort == math.inf:
+            return low, high
+        lost = self.saturation_effort * velocity / self.velocity_limit
+        ends = (-self.saturation_effort - lost, self.saturation_effort - lost)
+        lower, upper = (end.clamp(low, high) for end in ends)
+        return lower, upper
 
 
 class HostBridgeTransferPlan:

@@ -40,6 +40,9 @@ _RESET_INPUTS = {name for name in MODEL_FIELDS if name.startswith("key_")} | {
 _DERIVED_FROM = frozenset(mujoco.MjModel._setconst_inputs) & MODEL_FIELDS | {
     name for name in MODEL_FIELDS if name.startswith("opt.")
 }
+_FILTERS = {int(mujoco.mjtDyn.mjDYN_FILTER), int(mujoco.mjtDyn.mjDYN_FILTEREXACT)}
+_PRM = ("gainprm", "biasprm")
+_UNKNOWN = {"gain": np.nan, "stiffness": 0.0}
 _NONE, _VEL = int(mujoco.mjtStage.mjSTAGE_NONE), int(mujoco.mjtStage.mjSTAGE_VEL)
 
 
@@ -106,6 +109,8 @@ class MujocoBackend(SimBackend):
         self._views = {name: self._view(name) for name in (*_STATE_FIELDS, *fields)}
         self._qpos, self._qvel = (self._views[name].numpy() for name in ("qpos", "qvel"))
         self._ctrl = self._views["ctrl"]
+        self._late = _delayed_controls(self.mj_model)
+        self._fill_history(np.arange(num_envs))
         self.default_qpos, self.default_ctrl = (
             self._views[name][0].clone() for name in ("qpos", "ctrl")
         )
@@ -177,6 +182,7 @@ class MujocoBackend(SimBackend):
                 self._batch.state[ids] = self._fresh
             elif reset:
                 self._batch.reset(ids, keyframe=self._keyframe, stage=_NONE)
+                self._fill_history(ids)
             self._qpos[ids] = qpos.numpy()
             self._qvel[ids] = qvel.numpy()
             # The full forward pass seeds accelerations and contact forces, once per written row.
@@ -245,6 +251,17 @@ class MujocoBackend(SimBackend):
         if _DERIVED_FROM.intersection(self._expanded):
             self.set_const()
 
+    def _fill_history(self, rows: np.ndarray) -> None:
+        """Let delayed actuators act on the keyframe's controls until the first ones arrive.
+
+        MuJoCo would begin with controls of 0.
+        """
+        if not self._late.size:
+            return
+        columns, actuators = self._late.T
+        history = self._batch.bind("history")
+        history[np.ix_(rows, columns)] = self._ctrl.numpy()[np.ix_(rows, actuators)]
+
     def _parts(self) -> dict[str, dict[str, Tensor]]:
         """Live tensors: the state, what the last call computed from it, and the model's fields."""
         rows = {"rows": self._rows}
@@ -298,8 +315,8 @@ class MujocoBackend(SimBackend):
         )
 
 
-def model_on_height_field(path: str | Path, heights: np.ndarray, cell: float) -> mujoco.MjModel:
-    """The model of an MJCF file with its floor replaced by a height field around the origin.
+def put_on_height_field(spec: mujoco.MjSpec, heights: np.ndarray, cell: float) -> None:
+    """Replace the floor of a model by a height field around the origin.
 
     The floor is the one plane of the world; its name, material and contacts stay.
 
@@ -307,15 +324,10 @@ def model_on_height_field(path: str | Path, heights: np.ndarray, cell: float) ->
         heights: ``[ny, nx]`` m, of grid points along y and x.
         cell: distance between grid points, m.
     """
-    path = Path(path).expanduser()
-    try:
-        spec = mujoco.MjSpec.from_file(str(path))
-    except ValueError as error:
-        raise ConfigError(f"MuJoCo cannot read {path}: {error}") from error
     planes = [g for g in spec.worldbody.geoms if g.type == mujoco.mjtGeom.mjGEOM_PLANE]
     if len(planes) != 1:
         raise ConfigError(
-            f"terrain: {path} must have one plane in the world to replace, got {len(planes)}"
+            f"terrain: the model must have one plane in the world to replace, got {len(planes)}"
         )
     low, high = float(heights.min()), float(heights.max())
     ny, nx = heights.shape
@@ -331,7 +343,6 @@ def model_on_height_field(path: str | Path, heights: np.ndarray, cell: float) ->
     (floor,) = planes
     floor.type, floor.hfieldname = mujoco.mjtGeom.mjGEOM_HFIELD, "terrain"
     floor.pos, floor.quat = [0.0, 0.0, low], [1.0, 0.0, 0.0, 0.0]
-    return spec.compile()
 
 
 def _load(model: str | Path) -> mujoco.MjModel:
@@ -379,14 +390,14 @@ def _joint_axes(model: mujoco.MjModel) -> list[tuple[float, float, float]]:
 
 def _actuators(model: mujoco.MjModel) -> Iterator[ActuatorInfo]:
     on_joints = {int(mujoco.mjtTrn.mjTRN_JOINT), int(mujoco.mjtTrn.mjTRN_JOINTINPARENT)}
-    filters = {int(mujoco.mjtDyn.mjDYN_FILTER), int(mujoco.mjtDyn.mjDYN_FILTEREXACT)}
+    several = [model.actuator(i).name for i in (model.actuator_ctrlnum != 1).nonzero()[0]]
+    if several:
+        raise CapabilityError(
+            f"actuators must have one control each, got {several} with another number of them"
+        )
     for i in range(model.nu):
         joint = model.actuator_trnid[i, 0] if int(model.actuator_trntype[i]) in on_joints else None
-        gear, dyntype = float(model.actuator_gear[i, 0]), int(model.actuator_dyntype[i])
-        fixed = model.actuator_gaintype[i] == mujoco.mjtGain.mjGAIN_FIXED
-        affine = model.actuator_biastype[i] == mujoco.mjtBias.mjBIAS_AFFINE
-        bias = model.actuator_biasprm[i] if affine else np.zeros(3)
-        targets = fixed and dyntype in {int(mujoco.mjtDyn.mjDYN_NONE), *filters}
+        gear = float(model.actuator_gear[i, 0])
         force_range = _range(model.actuator_forcelimited[i], model.actuator_forcerange[i])
         if joint is not None and model.jnt_actfrclimited[joint] and gear:
             at_actuator = sorted(model.jnt_actfrcrange[joint] / gear)
@@ -394,18 +405,58 @@ def _actuators(model: mujoco.MjModel) -> Iterator[ActuatorInfo]:
                 max(force_range[0], float(at_actuator[0])),
                 min(force_range[1], float(at_actuator[1])),
             )
+        filtered = int(model.actuator_dyntype[i]) in _FILTERS
         yield ActuatorInfo(
             name=_name("actuator", model.actuator(i)),
             joint=None if joint is None else _name("joint", model.joint(joint)),
             ctrl_range=_range(model.actuator_ctrllimited[i], model.actuator_ctrlrange[i]),
             force_range=force_range,
-            stiffness=float(0.0 - bias[1]) if targets else 0.0,
-            damping=float(0.0 - bias[2]),
             gear=gear,
-            gain=float(model.actuator_gainprm[i, 0]) if targets else np.nan,
-            bias=float(bias[0]),
-            time_constant=float(model.actuator_dynprm[i, 0]) if dyntype in filters else 0.0,
+            time_constant=float(model.actuator_dynprm[i, 0]) if filtered else 0.0,
+            delay=float(model.actuator_delay[i]),
+            **_force_law(model, i),
         )
+
+
+def _force_law(model: mujoco.MjModel, i: int) -> dict[str, float]:
+    """Gain, bias, stiffness, damping and torque-speed curve of an actuator."""
+    kind, prm, biasprm = (getattr(model, f"actuator_{n}")[i] for n in ("gaintype", *_PRM))
+    affine = model.actuator_biastype[i] == mujoco.mjtBias.mjBIAS_AFFINE
+    constant, length, velocity = biasprm[:3].tolist() if affine else (0.0, 0.0, 0.0)
+    law = {"bias": constant, "stiffness": 0.0 - length, "damping": 0.0 - velocity}
+    stateless = model.actuator_actadr[i] < 0
+    if kind == mujoco.mjtGain.mjGAIN_FIXED:
+        known = int(model.actuator_dyntype[i]) in {int(mujoco.mjtDyn.mjDYN_NONE), *_FILTERS}
+        return law | ({"gain": float(prm[0])} if known else _UNKNOWN)
+    if kind == mujoco.mjtGain.mjGAIN_DCMOTOR and not biasprm.any():
+        resistance, motor_constant, *_, stiffness, _, damping, voltage = prm[:8].tolist()
+        law |= {"stiffness": stiffness, "damping": damping}
+        if voltage:
+            law["saturation_effort"] = voltage * motor_constant / resistance
+            law["velocity_limit"] = voltage / motor_constant
+    elif kind != mujoco.mjtGain.mjGAIN_PID:
+        return law | _UNKNOWN
+    inputs = mujoco.mjtCtrlInput
+    gains = {
+        int(inputs.mjINPUT_POS): law["stiffness"],
+        int(inputs.mjINPUT_VEL): law["damping"],
+        int(inputs.mjINPUT_FF): 1.0,
+    }
+    spec = int(model.actuator_ctrlspec[i])
+    return law | ({"gain": gains[spec]} if stateless and spec in gains else _UNKNOWN)
+
+
+def _delayed_controls(model: mujoco.MjModel) -> np.ndarray:
+    """``[n, 2]``, columns of the history that hold controls, and their actuators."""
+    found = []
+    late = (model.actuator_history[:, 0] > 0).nonzero()[0]
+    data = mujoco.MjData(model if late.size else mujoco.MjModel.from_xml_string("<mujoco/>"))
+    for i in late:
+        marks = np.full(model.actuator_history[i, 0], np.nan)
+        mujoco.mj_initCtrlHistory(model, data, i, None, marks)
+        found += [(column, i) for column in np.isnan(data.history).nonzero()[0]]
+        mujoco.mj_initCtrlHistory(model, data, i, None, np.zeros_like(marks))
+    return np.array(found, dtype=np.int64).reshape(-1, 2)
 
 
 def _range(limited: bool, bounds: np.ndarray) -> tuple[float, float]:

@@ -2,6 +2,8 @@
 
 from unilab.envs import mdp as mdp
 from unilab.envs import terrains as terrains
+from unilab.envs.actuators import DCMotorCfg as DCMotorCfg
+from unilab.envs.actuators import IdealPDActuatorCfg as IdealPDActuatorCfg
 from unilab.envs.entity import EntityCfg as EntityCfg
 from unilab.envs.entity import SceneEntityCfg as SceneEntityCfg
 from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv as ManagerBasedRlEnv
@@ -9,6 +11,10 @@ from unilab.envs.manager_based_rl_env import ManagerBasedRlEnvCfg as ManagerBase
 from unilab.envs.managers.action import ActionTermCfg as ActionTermCfg
 from unilab.envs.managers.action import JointEffortActionCfg as JointEffortActionCfg
 from unilab.envs.managers.action import JointPositionActionCfg as JointPositionActionCfg
+from unilab.envs.managers.action import JointVelocityActionCfg as JointVelocityActionCfg
+from unilab.envs.managers.action import (
+    RelativeJointPositionActionCfg as RelativeJointPositionActionCfg,
+)
 from unilab.envs.managers.command import CommandTerm as CommandTerm
 from unilab.envs.managers.command import CommandTermCfg as CommandTermCfg
 from unilab.envs.managers.curriculum import CurriculumTermCfg as CurriculumTermCfg
@@ -29,5 +35,6 @@ from unilab.envs.mirror_check import checked_mirror as checked_mirror
 from unilab.envs.nan_guard import NanGuardCfg as NanGuardCfg
 from unilab.envs.scene import EntityScene as EntityScene
 from unilab.envs.scene import SceneCfg as SceneCfg
+from unilab.envs.scene_model import scene_model as scene_model
 from unilab.envs.terrains import TerrainGeneratorCfg as TerrainGeneratorCfg
 from unilab.envs.torch_env import TorchEnv as TorchEnv

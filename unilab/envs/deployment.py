@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 _UNITS = {
     ("position", "hinge"): "rad",
     ("position", "slide"): "m",
+    ("relative_position", "hinge"): "rad",
+    ("relative_position", "slide"): "m",
+    ("velocity", "hinge"): "rad/s",
+    ("velocity", "slide"): "m/s",
     ("effort", "hinge"): "N m",
     ("effort", "slide"): "N",
 }
@@ -27,7 +31,8 @@ def deployment_metadata(env: ManagerBasedRlEnv) -> dict[str, Any]:
 
     Joints are listed by name in the model's order, actions in the order of the policy's output.
     Everything about an action is at its joint, in the ``units`` of the joint: ``action_offset +
-    action_scale * action`` is the joint's target or effort. A missing bound is None, and so is what
+    action_scale * action``, within ``action_clip``, is the joint's target or effort; a relative
+    target is added to the joint's position. A missing bound is None, and so is what
     the model computes from its state.
     """
     widths = env.observation_manager.term_widths["obs"]
@@ -55,6 +60,7 @@ def deployment_metadata(env: ManagerBasedRlEnv) -> dict[str, Any]:
         "action_high": _floats(env.action_spec.space.high[0]),
         "action_scale": [_finite(c.joint_gain * c.scale) for c in columns],
         "action_offset": [_finite(c.joint_bias + c.joint_gain * c.offset) for c in columns],
+        "action_clip": [_at_joint(c.clip, c.joint_gain, c.joint_bias) for c in columns],
         "control_limits": [
             _at_joint(c.actuator.ctrl_range, c.joint_gain, c.joint_bias) for c in columns
         ],

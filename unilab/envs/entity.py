@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +11,14 @@ from torch import Tensor
 
 from unilab.backends import SimBackend
 from unilab.backends.base import JointInfo, Source
+from unilab.envs.actuators import IdealPDActuatorCfg
+from unilab.envs.names import Patterns, find_actuators, find_names
 from unilab.envs.rotations import gravity_direction, rotate_inverse
 from unilab.errors import CapabilityError, ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from unilab.envs.transaction import Transaction
 
-Patterns = str | Sequence[str]
 Ids = Any  # Tensor | Sequence[int] | slice, which terms index with
 _ALL = (".*",)
 
@@ -40,6 +40,8 @@ class EntityCfg:
 
     root_body: str
     """Top body of the entity's tree; the entity is this body and all bodies below it."""
+    actuators: dict[str, IdealPDActuatorCfg] = field(default_factory=dict)
+    """Groups of motors by any name, in place of the model file's actuators of their joints."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class SceneEntityCfg:
     geom_names: Patterns | None = None
     """None selects all geoms of the bodies, named or not."""
     actuator_names: Patterns | None = None
-    """None selects all actuators of the joints."""
+    """Names of actuators or of their joints; None selects all actuators of the joints."""
     joint_ids: Ids = field(default_factory=lambda: slice(None))
     """Columns of the entity's joint tensors."""
     body_ids: Ids = field(default_factory=lambda: slice(None))
@@ -178,6 +180,7 @@ class Entity:
                 f"{did_you_mean(cfg.root_body, backend.bodies)}"
             )
         self.name = name
+        self.cfg = cfg
         self._model = backend
         self._staged = staged
         tree = backend.subtree(cfg.root_body)
@@ -236,19 +239,19 @@ class Entity:
         """Model ids of the bodies' geoms whose whole names match; None selects all."""
         names = {self._model.bodies[i] for i in bodies}
         own = {i: g.name for i, g in enumerate(self._model.geoms) if g.body in names}
-        return self._find(patterns, own, "geom")
+        ids = list(own)
+        if patterns is None:
+            return ids
+        return [ids[i] for i in find_names(patterns, list(own.values()), f"geom of {self.name!r}")]
 
     def find_actuators(self, patterns: Patterns | None, joints: Sequence[int]) -> list[int]:
         """Model ids of the joints' actuators whose whole names match; None selects all."""
         names = {self.joint_names[i] for i in joints}
-        own = {i: a.name for i, a in enumerate(self._model.actuators) if a.joint in names}
-        return self._find(patterns, own, "actuator")
-
-    def _find(self, patterns: Patterns | None, own: dict[int, str], what: str) -> list[int]:
+        own = {i: a for i, a in enumerate(self._model.actuators) if a.joint in names}
         ids = list(own)
         if patterns is None:
             return ids
-        found = find_names(patterns, list(own.values()), f"{what} of {self.name!r}")
+        found = find_actuators(patterns, list(own.values()), f"actuator of {self.name!r}")
         return [ids[i] for i in found]
 
     def source(self, name: str) -> Source:
@@ -309,36 +312,3 @@ def _check_shape(what: str, value: Tensor, target: Tensor) -> None:
             f"{what} must have shape {tuple(target.shape)}, a row for each of env_ids, got "
             f"{tuple(value.shape)}: use expand() for one value for all"
         )
-
-
-def find_names(patterns: Patterns, names: Sequence[str], what: str) -> list[int]:
-    """Indices of the names that match any pattern as a whole, in the order of ``names``."""
-    if not patterns:
-        raise ConfigError(f"names of a {what} must be one of {list(names)}, got {patterns!r}")
-    found: set[int] = set()
-    for pattern in (patterns,) if isinstance(patterns, str) else patterns:
-        try:
-            hits = [i for i, name in enumerate(names) if re.fullmatch(pattern, name)]
-        except re.error as error:
-            raise ConfigError(f"pattern {pattern!r} is not a regular expression: {error}") from None
-        if not hits:
-            raise ConfigError(
-                f"pattern {pattern!r} matches no {what}{did_you_mean(pattern, names)}; "
-                f"there are {list(names)}"
-            )
-        found.update(hits)
-    return sorted(found)
-
-
-def values_of_names(
-    values: Mapping[str, float], names: Sequence[str], what: str, label: str
-) -> list[float]:
-    """The value of each name, from values by pattern; the last pattern that matches counts.
-
-    ``what`` is the kind of part and ``label`` the setting, for messages.
-    """
-    found = {i: float(v) for p, v in values.items() for i in find_names([p], names, what)}
-    missing = [name for i, name in enumerate(names) if i not in found]
-    if missing:
-        raise ConfigError(f"{label} must cover {missing}, got {list(values)}")
-    return [found[i] for i in range(len(names))]

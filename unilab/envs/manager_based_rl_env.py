@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unilab.backends import MujocoBackend, SimBackend, model_on_height_field
+from unilab.backends import MujocoBackend, SimBackend
 from unilab.checks import Count, Positive, check_fields, to_device, to_num_envs
+from unilab.envs.actuators import ActuatorDelays, check_motors
 from unilab.envs.deployment import deployment_metadata
 from unilab.envs.episode_sums import EpisodeSums
 from unilab.envs.managers.action import ActionManager, ActionTermCfg
@@ -31,6 +32,7 @@ from unilab.envs.managers.termination import TerminationManager, TerminationTerm
 from unilab.envs.mirror import TaskMirror
 from unilab.envs.nan_guard import NanGuard, NanGuardCfg
 from unilab.envs.scene import EntityScene, SceneCfg
+from unilab.envs.scene_model import scene_model
 from unilab.envs.terrains import Terrain
 from unilab.envs.torch_env import TorchEnv, control_steps
 from unilab.envs.torch_settings import TorchSettings
@@ -111,13 +113,8 @@ class ManagerBasedRlEnv(TorchEnv):
         if cfg.scene.terrain is not None:
             terrain = Terrain(cfg.scene.terrain, to_num_envs(num_envs), to_device(device))
         if backend is None:
-            model: Any = cfg.scene.model
-            if terrain is not None:
-                ground = terrain.generated
-                model = model_on_height_field(model, ground.heights, ground.cell)
-            backend = MujocoBackend(
-                model, num_envs, num_threads=cfg.num_threads, keyframe=cfg.scene.keyframe
-            )
+            model, keyframe = scene_model(cfg.scene, terrain), cfg.scene.keyframe
+            backend = MujocoBackend(model, num_envs, num_threads=cfg.num_threads, keyframe=keyframe)
         _check_backend(backend, num_envs)
         staggered = cfg.init_at_random_ep_len
         super().__init__(num_envs=num_envs, device=device, seed=seed, staggered=staggered)
@@ -125,6 +122,8 @@ class ManagerBasedRlEnv(TorchEnv):
         self.step_dt = cfg.decimation * backend.timestep
         self.max_episode_length = control_steps(cfg.episode_length_s, self.step_dt)
         self.scene = EntityScene(cfg.scene, backend, self.device, terrain)
+        check_motors(self.scene.entities.values(), backend)
+        self._actuator_delays = ActuatorDelays(self)
         self.terms: list[Term] = []
         """The bound terms, in the order of construction."""
         self.action_manager = ActionManager(cfg.actions, self)
@@ -263,6 +262,7 @@ class ManagerBasedRlEnv(TorchEnv):
         self._before_reset[:] = [StateSnapshot(self, self._staging)]
         self.curriculum_manager.compute(rows)  # reset events see its changes
         self.scene.stage_reset(rows)
+        self._actuator_delays.stage_reset(rows)
         self.event_manager.stage_reset(rows, check_each)
 
     def _discard_reset(self) -> None:

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -144,6 +145,15 @@ class TaskMirror:
             raise ConfigError(
                 f"mirror: offset of action {name!r} must be {sign * centre:g} at the joint, by "
                 f"that of {self.name(name)!r}, got {offset:g}"
+            )
+        clip, mirrored = (
+            sorted(side * (c.joint_bias + c.joint_gain * bound) for bound in c.clip)
+            for c, side in ((own, 1.0), (other, sign))
+        )
+        if not all(map(partial(math.isclose, abs_tol=1e-3), clip, mirrored)):
+            raise ConfigError(
+                f"mirror: clip of action {name!r} must be {mirrored} at the joint, by that of "
+                f"{self.name(name)!r}, got {clip}"
             )
         return sign * math.copysign(1.0, scale * there)
 

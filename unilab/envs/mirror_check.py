@@ -11,6 +11,7 @@ from torch import Tensor
 
 from unilab.backends import MujocoBackend
 from unilab.envs.mirror import Columns, TaskMirror, reflected
+from unilab.envs.scene_model import scene_model, with_constant_lags
 from unilab.envs.torch_env import TorchEnv
 from unilab.errors import CapabilityError, ConfigError
 
@@ -48,7 +49,7 @@ def checked_mirror(env: TorchEnv) -> dict[str, Columns]:
     rows = 2 * _PAIRS
     model: Any = backend.mj_model
     if cfg.scene.terrain is not None:  # left and right of a robot differ there
-        model = cfg.scene.model
+        model = scene_model(cfg.scene)
     physics = MujocoBackend(model, rows, num_threads=1, keyframe=cfg.scene.keyframe)
     make: Any = type(env)
     trial = make(_nominal(cfg), num_envs=rows, seed=0, backend=physics)
@@ -73,7 +74,7 @@ def _nominal(cfg: ManagerBasedRlEnvCfg) -> ManagerBasedRlEnvCfg:
     commands = {n: replace(t, resampling_time_range=(1e6, 1e6)) for n, t in cfg.commands.items()}
     return replace(
         cfg,
-        scene=replace(cfg.scene, terrain=None),
+        scene=replace(with_constant_lags(cfg.scene), terrain=None),
         observations=observations,
         actions=actions,
         commands=commands,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -11,24 +12,35 @@ from torch import Tensor
 
 from unilab.backends import SimBackend
 from unilab.backends.base import ActuatorInfo
-from unilab.envs.entity import Patterns, find_names
+from unilab.checks import Bound
 from unilab.envs.managers.delay import DelayBuffer, DelayCfg, DelaySpec
 from unilab.envs.managers.term import naming, table
+from unilab.envs.names import Patterns, find_actuators, values_of_names
 from unilab.envs.nonfinite import MAX_VALUE
 from unilab.errors import ConfigError
 
 if TYPE_CHECKING:
+    from unilab.envs.entity import EntityData
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
+
+
+Range = tuple[Bound, Bound]
+Kind = Literal["position", "relative_position", "velocity", "effort"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ActionTermCfg(DelayCfg):
-    """Actuators driven by a block of action columns, by ``offset + scale * action``."""
+    """Actuators driven by a block of action columns, by ``offset + scale * action``.
+
+    Patterns match whole names of actuators or, if there is none, the names of their joints.
+    """
 
     actuator_names: Patterns = (".*",)
-    """Regular expressions, each matched against whole actuator names."""
+    """Regular expressions."""
     scale: float | dict[str, float] = 1.0
-    """Factor for all, or by pattern of actuator names."""
+    """Factor for all, or by pattern."""
+    clip: Range | dict[str, Range] | None = None
+    """Bounds of ``offset + scale * action`` for all, or by pattern, in the unit of ``scale``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,24 +56,46 @@ class JointPositionActionCfg(ActionTermCfg):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RelativeJointPositionActionCfg(ActionTermCfg):
+    """Targets of the joints of position actuators, in rad (m), relative to their positions.
+
+    The position is that at the beginning of the control step; the target stays for the whole step.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class JointVelocityActionCfg(ActionTermCfg):
+    """Target velocities of the joints of velocity actuators, in rad/s (m/s)."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class JointEffortActionCfg(ActionTermCfg):
     """Controls of motors, in the unit of the actuator's control."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ActionColumn:
-    """What one column of the action does: ``ctrl = offset + scale * action``.
+    """What one column of the action does: ``ctrl = offset + scale * action`` within ``clip``.
 
-    At the joint this is ``joint_bias + joint_gain * ctrl``, a target in rad or m, or an effort
-    in N m or N.
+    At the joint this is ``joint_bias + joint_gain * ctrl``, a target in rad or m, a target velocity
+    in rad/s or m/s, or an effort in N m or N. A relative target is added to the joint's position.
     """
 
     actuator: ActuatorInfo
-    kind: Literal["position", "effort"]
+    kind: Kind
     scale: float
     offset: float
     joint_gain: float
     joint_bias: float
+    clip: Range
+    """Of ``ctrl``."""
+
+
+_KINDS: dict[type[ActionTermCfg], Kind] = {
+    JointPositionActionCfg: "position",
+    RelativeJointPositionActionCfg: "relative_position",
+    JointVelocityActionCfg: "velocity",
+}
 
 
 class ActionManager:
@@ -74,7 +108,6 @@ class ActionManager:
         if not cfg:
             raise ConfigError("actions must have at least one term, got none")
         actuators = env.backend.actuators
-        names = [a.name for a in actuators]
         ids: list[int] = []
         specs: list[DelaySpec] = []
         self.columns: list[ActionColumn] = []
@@ -82,25 +115,26 @@ class ActionManager:
         for name, term in cfg.items():
             label = f"action term {name!r}"
             with naming(label):
-                found, scale = _driven(label, term, names)
-                taken = [names[i] for i in found if i in ids]
+                term.check_delay(label)
+                found = find_actuators(term.actuator_names, actuators, "actuator")
+                taken = [actuators[i].name for i in found if i in ids]
                 if taken:
                     raise ConfigError(f"actuators {taken} must be driven by one term, got two")
-                self.columns += [
-                    _column(term, actuators[i], each, env.backend)
-                    for i, each in zip(found, scale, strict=True)
-                ]
+                self.columns += _columns(label, term, [actuators[i] for i in found], env.backend)
             specs.append(DelaySpec(width=len(found), delay=term))
             ids += found
         device = env.device
         self._ids = torch.tensor(ids, device=device)
         self.action_dim = len(ids)
-        self._in_order = ids == list(range(len(names)))
-        self.actuator_names = [names[i] for i in ids]
+        self._in_order = ids == list(range(len(actuators)))
+        self.actuator_names = [actuators[i].name for i in ids]
         self.scale = torch.tensor([column.scale for column in self.columns], device=device)
         """``[action_dim]``."""
         self.offset = torch.tensor([column.offset for column in self.columns], device=device)
         """``[action_dim]``."""
+        clip = torch.tensor([column.clip for column in self.columns], device=device).T
+        self._clip = None if clip.isinf().all() else clip.contiguous()
+        self._relative = list(_relative(env, self.columns))
         self._encoders = list(_encoders(env))
         self._versions = [bias._version for bias, *_ in self._encoders]
         self._biased_offset = self.offset
@@ -126,6 +160,12 @@ class ActionManager:
             self._versions = versions
             self._add_bias()
         ctrl = torch.addcmul(self._biased_offset, acting, self.scale)
+        if self._clip is not None:
+            wanted = torch.addcmul(self.offset, acting, self.scale)
+            ctrl = wanted.clamp(*self._clip) + (self._biased_offset - self.offset)
+        for data, joints, columns, factors in self._relative:
+            read = data.joint_pos[:, joints] + data.encoder_bias[:, joints]
+            ctrl[:, columns] += read * factors
         if self._in_order:
             return ctrl
         self._ctrl[:, self._ids] = ctrl
@@ -146,48 +186,100 @@ class ActionManager:
             self._delay.begin(rows, self.action.new_zeros(rows.shape[0], self.action_dim))
 
     def __str__(self) -> str:
-        rows = zip(self.actuator_names, self.offset.tolist(), self.scale.tolist(), strict=True)
-        shown = [(name, f"{offset:+.3f} + {scale:.3f} a") for name, offset, scale in rows]
+        shown = []
+        for column in self.columns:
+            law = f"{column.offset:+.3f} + {column.scale:.3f} a"
+            if column.clip != (-math.inf, math.inf):
+                law += f" in [{column.clip[0]:.3f}, {column.clip[1]:.3f}]"
+            shown.append((column.actuator.name, law + " from the position" * _is_relative(column)))
         return table(f"actions [{self.action_dim}]", shown)
 
 
+def _columns(
+    label: str, term: ActionTermCfg, driven: list[ActuatorInfo], backend: SimBackend
+) -> Iterator[ActionColumn]:
+    """The columns of the actuators that a term drives."""
+    names, joints = [a.name for a in driven], [a.joint or "" for a in driven]
+    what, free = f"actuator of {label}", (-math.inf, math.inf)
+    scales = values_of_names(term.scale, names, what, f"scale of {label}", joints)
+    clips = values_of_names(term.clip or free, names, what, f"clip of {label}", joints, free)
+    for actuator, scale, clip in zip(driven, scales, clips, strict=True):
+        low, high = clip
+        if not low <= high:
+            raise ConfigError(f"clip of {label} must be (low, high) with low <= high, got {clip}")
+        yield _column(term, actuator, float(scale), clip, backend)
+
+
 def _column(
-    term: ActionTermCfg, actuator: ActuatorInfo, scale: float, backend: SimBackend
+    term: ActionTermCfg, actuator: ActuatorInfo, scale: float, clip: Range, backend: SimBackend
 ) -> ActionColumn:
-    """The column of an actuator that a term drives."""
-    if not isinstance(term, JointPositionActionCfg):
-        return ActionColumn(
-            actuator=actuator,
-            kind="effort",
-            scale=scale,
-            offset=0.0,
-            joint_gain=actuator.gear * actuator.gain,
-            joint_bias=actuator.gear * actuator.bias,
-        )
-    joints = {j.name: j for j in backend.joints if j.type in ("hinge", "slide")}
-    stiffness = actuator.gear * actuator.stiffness
-    if actuator.joint not in joints or not _is_loop(actuator):
-        raise ConfigError(
-            f"actuator {actuator.name!r} must be a position actuator of a joint: use "
-            "JointEffortActionCfg"
-        )
+    """The column of an actuator that a term drives; ``scale`` and ``clip`` are the term's."""
+    joint = next((j for j in backend.joints if j.name == actuator.joint), None)
+    kinds = [kind for cfg, kind in _KINDS.items() if isinstance(term, cfg)]
+    kind = kinds[0] if kinds else "effort"
     home = 0.0
-    if term.use_default_offset:
-        home = float(backend.default_qpos[joints[actuator.joint].qpos.start])
-    gain, bias = actuator.gain / stiffness, actuator.bias / stiffness
+    # What the control does at the joint, and in the term's unit.
+    gain, bias = actuator.gear * actuator.gain, actuator.gear * actuator.bias
+    unit, zero = 1.0, 0.0
+    if kind != "effort":
+        fits = _is_velocity_loop(actuator) if kind == "velocity" else _is_loop(actuator)
+        if joint is None or joint.type not in ("hinge", "slide") or not fits:
+            wanted = "velocity" if kind == "velocity" else "position"
+            raise ConfigError(
+                f"actuator {actuator.name!r} must be a {wanted} actuator of a joint: use another "
+                "action, or actuators of the entity that have such a control"
+            )
+        feedback = actuator.gear * (actuator.damping if kind == "velocity" else actuator.stiffness)
+        unit, zero = gain, bias = actuator.gain / feedback, actuator.bias / feedback
+        if isinstance(term, JointPositionActionCfg) and term.use_default_offset:
+            home = float(backend.default_qpos[joint.qpos.start])
+    low, high = sorted((bound - zero) / unit for bound in clip)
     return ActionColumn(
         actuator=actuator,
-        kind="position",
-        scale=scale / gain,
-        offset=(home - bias) / gain,
+        kind=kind,
+        scale=scale / unit,
+        offset=(home - zero) / unit,
         joint_gain=gain,
         joint_bias=bias,
+        clip=(low, high),
     )
 
 
 def _is_loop(actuator: ActuatorInfo) -> bool:
     """Whether the control is a target of the position; a gain that is unknown is NaN."""
     return abs(actuator.gear * actuator.stiffness * actuator.gain) > 0.0
+
+
+def _is_velocity_loop(actuator: ActuatorInfo) -> bool:
+    """Whether the control is a target of the velocity alone."""
+    feedback = abs(actuator.gear * actuator.damping * actuator.gain)
+    return actuator.stiffness == 0.0 and feedback > 0.0
+
+
+def _relative(
+    env: ManagerBasedRlEnv, columns: Sequence[ActionColumn]
+) -> Iterator[tuple[EntityData, Tensor, Tensor, Tensor]]:
+    """By entity: its data, the joints of relative targets, their columns of the action, and the
+    control for each rad of their position."""
+    relative = {c.actuator.joint: i for i, c in enumerate(columns) if _is_relative(c)}
+    for name, entity in env.scene.entities.items():
+        joints = [i for i, joint in enumerate(entity.joint_names) if joint in relative]
+        if joints:
+            env.scene.declare(name, "joint_pos")
+            own = [relative.pop(entity.joint_names[i]) for i in joints]
+            factors = [1.0 / columns[i].joint_gain for i in own]
+            yield (
+                entity.data,
+                torch.tensor(joints, device=env.device),
+                torch.tensor(own, device=env.device),
+                torch.tensor(factors, device=env.device),
+            )
+    if relative:
+        raise ConfigError(f"joints {list(relative)} of relative actions must be of an entity")
+
+
+def _is_relative(column: ActionColumn) -> bool:
+    return column.kind == "relative_position"
 
 
 def _encoders(env: ManagerBasedRlEnv) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
@@ -219,17 +311,3 @@ def _max_action(scale: Tensor, offset: Tensor) -> float:
             f"{scale.tolist()}"
         )
     return limit
-
-
-def _driven(label: str, term: ActionTermCfg, names: list[str]) -> tuple[list[int], list[float]]:
-    """Ids of the actuators that a term drives, and their scales."""
-    term.check_delay(label)
-    found = find_names(term.actuator_names, names, "actuator")
-    scale = term.scale if isinstance(term.scale, dict) else {".*": term.scale}
-    by_id = {
-        i: float(value) for p, value in scale.items() for i in find_names([p], names, "actuator")
-    }
-    missing = [names[i] for i in found if i not in by_id]
-    if missing:
-        raise ConfigError(f"scale of {label} must cover {missing}, got {list(scale)}")
-    return found, [by_id[i] for i in found]

@@ -2,6 +2,10 @@
 
 from unilab.envs.managers.action import JointEffortActionCfg as JointEffortActionCfg
 from unilab.envs.managers.action import JointPositionActionCfg as JointPositionActionCfg
+from unilab.envs.managers.action import JointVelocityActionCfg as JointVelocityActionCfg
+from unilab.envs.managers.action import (
+    RelativeJointPositionActionCfg as RelativeJointPositionActionCfg,
+)
 from unilab.envs.mdp.commands import *
 from unilab.envs.mdp.contacts import *
 from unilab.envs.mdp.curriculums import *

@@ -246,7 +246,7 @@ def randomize_joint_parameters(
 
 @writes("actuator_gainprm", "actuator_biasprm", of=("actuator", "joint"))
 class randomize_actuator_gains(ManagerTermBase):
-    """Vary the gains of position actuators, at their joints.
+    """Vary the gains of position actuators, DC motors among them, at their joints.
 
     Args:
         stiffness_distribution_params: N m/rad, or a factor; None leaves it alone.
@@ -255,8 +255,19 @@ class randomize_actuator_gains(ManagerTermBase):
 
     def __init__(self, cfg: EventTermCfg, env: ManagerBasedRlEnv) -> None:
         super().__init__(cfg, env)
-        chosen = [env.backend.actuators[i] for i in _index(cfg.params["asset_cfg"].actuator_ids)]
-        bad = [a.name for a in chosen if not a.stiffness or a.stiffness != a.gain or a.bias]
+        ids = _index(cfg.params["asset_cfg"].actuator_ids)
+        chosen = [env.backend.actuators[i] for i in ids]
+        dc_motors = [math.isfinite(a.saturation_effort) for a in chosen]
+        self._affine = torch.tensor([not dc for dc in dc_motors], device=env.device)
+        self._has_affine, self._has_dc_motors = not all(dc_motors), any(dc_motors)
+        # MuJoCo has the gains of a DC motor at 4 and 6 of its gainprm.
+        self._stiffness_at = torch.where(self._affine, 0, 4)
+        held = env.scene.nominal("actuator_gainprm")[ids, self._stiffness_at].tolist()
+        bad = [
+            a.name
+            for a, gain in zip(chosen, held, strict=True)
+            if not a.stiffness == a.gain == gain or not gain or a.bias
+        ]
         if bad:
             raise CapabilityError(
                 f"actuators {bad} must be position actuators whose gain is the stiffness of their "
@@ -275,18 +286,27 @@ class randomize_actuator_gains(ManagerTermBase):
         asset_cfg: SceneEntityCfg = _ROBOT,
         distribution: Distribution = "uniform",
     ) -> None:
-        ids = _index(asset_cfg.actuator_ids)
+        ids, gains = _index(asset_cfg.actuator_ids), env.scene.nominal("actuator_gainprm")
+        affine, dc_motors = self._affine, ~self._affine
         if stiffness_distribution_params is not None:
-            nominal = env.scene.nominal("actuator_gainprm")[ids, 0] * self._gear2
+            nominal = gains[ids, self._stiffness_at] * self._gear2
             draw = Draw(stiffness_distribution_params, operation, distribution)
             stiffness = draw.around(env, env_ids, nominal, not_negative="stiffness") / self._gear2
-            env.scene.write_field("actuator_gainprm", (ids, 0), stiffness)
-            env.scene.write_field("actuator_biasprm", (ids, 1), -stiffness)
+            env.scene.write_field("actuator_gainprm", (ids, self._stiffness_at), stiffness)
+            if self._has_affine:
+                bias = -stiffness[:, affine]
+                env.scene.write_field("actuator_biasprm", (ids[affine], 1), bias)
         if damping_distribution_params is not None:
-            nominal = -env.scene.nominal("actuator_biasprm")[ids, 2] * self._gear2
+            biases = env.scene.nominal("actuator_biasprm")
+            nominal = torch.where(affine, -biases[ids, 2], gains[ids, 6]) * self._gear2
             draw = Draw(damping_distribution_params, operation, distribution)
             damping = draw.around(env, env_ids, nominal, not_negative="damping") / self._gear2
-            env.scene.write_field("actuator_biasprm", (ids, 2), -damping)
+            if self._has_affine:
+                bias = -damping[:, affine]
+                env.scene.write_field("actuator_biasprm", (ids[affine], 2), bias)
+            if self._has_dc_motors:
+                gain = damping[:, dc_motors]
+                env.scene.write_field("actuator_gainprm", (ids[dc_motors], 6), gain)
 
 
 @writes("opt.gravity")

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from unilab.checks import Positive
-from unilab.envs.entity import SceneEntityCfg, values_of_names
+from unilab.envs.entity import SceneEntityCfg
 from unilab.envs.managers.reward import RewardTermCfg
 from unilab.envs.managers.term import ManagerTermBase
+from unilab.envs.names import values_of_names
 from unilab.errors import ConfigError
 
 if TYPE_CHECKING:

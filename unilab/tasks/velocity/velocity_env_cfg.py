@@ -17,6 +17,7 @@ from unilab.envs import (
     mdp,
     terrains,
 )
+from unilab.envs.scene_model import with_constant_lags
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,13 +29,14 @@ class VelocityEnvCfg(ManagerBasedRlEnvCfg):
 
     randomize: bool = True
     """Vary the robot, the ground, the sensors and the delays, and push the robot. False drops
-    startup and interval events, observation noise and action delays."""
+    startup and interval events, observation noise and delays of actions and actuators."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.randomize:
             return
         nominal = {
+            "scene": with_constant_lags(self.scene, 0),
             "events": {name: term for name, term in self.events.items() if term.mode == "reset"},
             "observations": {
                 name: replace(group, enable_corruption=False)
@@ -45,8 +47,8 @@ class VelocityEnvCfg(ManagerBasedRlEnvCfg):
                 for name, term in self.actions.items()
             },
         }
-        for name, table in nominal.items():
-            object.__setattr__(self, name, table)
+        for name, value in nominal.items():
+            object.__setattr__(self, name, value)
 
 
 ROUGH_TERRAIN = TerrainGeneratorCfg(

@@ -1,0 +1,257 @@
+"""Actuator models on the joints of a model: torques, delays, what they replace."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from envs.tables import act, drive, twins_cfg
+
+from unilab.backends import MujocoBackend, assert_backend_conforms
+from unilab.envs import (
+    DCMotorCfg,
+    EntityCfg,
+    EventTermCfg,
+    IdealPDActuatorCfg,
+    ManagerBasedRlEnv,
+    SceneCfg,
+    SceneEntityCfg,
+    mdp,
+    scene_model,
+)
+from unilab.errors import ConfigError
+from unilab.tasks.velocity.go2 import go2_velocity_flat
+
+ARMS_XML = """
+<mujoco>
+  <compiler angle="radian"/>
+  <option timestep="0.005" integrator="implicitfast" gravity="0 0 0"/>
+  <default><joint axis="0 1 0" armature="0.5"/><geom size="0.1" contype="0" mass="1"/></default>
+  <worldbody>
+    <body name="base">
+      <geom/>
+      <body><joint name="hip" range="-2 2"/><geom/></body>
+      <body><joint name="knee" range="-2 1"/><geom/></body>
+      <body><joint name="wheel"/><geom/></body>
+      <body><joint name="rail" type="slide"/><geom/></body>
+    </body>
+  </worldbody>
+  <actuator>
+    <position name="hip_servo" joint="hip" gear="-2" kp="1" forcerange="-9 9" inheritrange="0.9"/>
+    <motor name="wheel_motor" joint="wheel" gear="3" ctrlrange="-1 1" forcerange="-2 2"/>
+  </actuator>
+  <keyframe><key name="home" qpos="0.5 -0.4 0 0" ctrl="7 7"/></keyframe>
+</mujoco>"""
+JOINTS = ("hip", "knee", "wheel", "rail")
+PD = IdealPDActuatorCfg(joint_names_expr="hip", stiffness=20.0, damping=0.5, effort_limit=6.0)
+MOTOR = replace(PD, stiffness=0.0, damping=0.0, effort_limit=None)
+DC = DCMotorCfg(
+    joint_names_expr="hip|knee",
+    stiffness={"hip": 20.0, "kn.*": 10.0},
+    damping=0.5,
+    effort_limit={"hip": 6.0, "knee": 50.0},
+    saturation_effort=10.0,
+    velocity_limit=15.0,
+)
+
+
+def scene(folder, **actuators):
+    (folder / "arms.xml").write_text(ARMS_XML)
+    robot = EntityCfg(root_body="base", actuators=actuators)
+    return SceneCfg(model=str(folder / "arms.xml"), entities={"twins": robot})
+
+
+def arms(folder, num_envs=4, actions=None, **actuators):
+    """Joints without gravity, whose motors are ``actuators``, one physics step a control step."""
+    cfg = replace(
+        twins_cfg(folder),
+        scene=scene(folder, **actuators),
+        decimation=1,
+        episode_length_s=100.0,
+        actions=actions or {"effort": mdp.JointEffortActionCfg()},
+        events={},
+    )
+    return ManagerBasedRlEnv(cfg, num_envs=num_envs, seed=0)
+
+
+def torques(env, pos, vel, ctrl):
+    """Torque of each joint, ``[n, 4]``, at given states and controls at the joints."""
+    backend = env.backend
+    gears = torch.tensor([a.gear for a in backend.actuators])
+    wheel = [a.joint == "wheel" for a in backend.actuators]
+    gears = torch.where(torch.tensor(wheel), 1.0 / gears, gears)  # an effort
+    at = [JOINTS.index(a.joint) for a in backend.actuators]
+    rows = torch.arange(len(pos))
+    backend.step_tensor(torch.tensor(ctrl[:, at]).float() * gears, 1)
+    backend.set_state_tensor(rows, torch.tensor(pos), torch.tensor(vel), reset=False)
+    return backend.get_state_views()["qfrc_actuator"].numpy()
+
+
+def test_torques_are_those_of_the_formulas(tmp_path):
+    """PD control within limits; the DC motor's curve in its four quadrants and at its corners."""
+    wheel = replace(MOTOR, joint_names_expr="wheel", effort_limit=4.0)
+    rail = replace(PD, joint_names_expr="rail", stiffness=0.0, effort_limit=math.inf)
+    env = arms(tmp_path, 2000, dc=DC, wheel=wheel, rail=rail)
+    draw = np.random.default_rng(0)
+    pos, vel, ctrl = (draw.uniform(-s, s, (2000, 4)) for s in (1.0, 40.0, 0.9))
+    corners = [0.0, 15.0, -15.0, 15.0 * 1.6, -15.0 * 1.6, 6.0, -6.0, 30.0]
+    vel[:16, :2] = np.repeat(corners, 2)[:, None]
+    pos[:16], ctrl[:16] = 0.0, np.tile([[0.9], [-0.9]], (8, 1))
+    ctrl = ctrl.astype(np.float32).astype(float)
+    found = torques(env, pos, vel, ctrl)
+
+    kp, limit = np.array([20.0, 10.0]), np.array([6.0, 50.0])
+    own = vel[:, :2]
+    wanted = kp * (ctrl[:, :2] - pos[:, :2]) - 0.5 * own
+    top, bottom = 10.0 * (1.0 - own / 15.0), 10.0 * (-1.0 - own / 15.0)
+    wanted = np.minimum(np.maximum(wanted, bottom), top)
+    np.testing.assert_allclose(found[:, :2], np.clip(wanted, -limit, limit), atol=1e-5)
+    np.testing.assert_allclose(found[:, 2], np.clip(ctrl[:, 2], -4.0, 4.0), atol=1e-6)
+    np.testing.assert_allclose(found[:, 3], 0.5 * (ctrl[:, 3] - vel[:, 3]), atol=1e-5)
+    stalled, free, beyond = found[:2, 0], found[2:6, 0], found[6:10, 0]
+    np.testing.assert_allclose(stalled, [6.0, -6.0])
+    np.testing.assert_allclose(free, [0.0, -6.0, 6.0, 0.0], atol=1e-9)
+    np.testing.assert_allclose(beyond, [-6.0, -6.0, 6.0, 6.0])
+
+
+def test_a_motor_keeps_the_name_and_range_of_what_it_replaces(tmp_path):
+    wheel = replace(MOTOR, joint_names_expr="wheel")
+    env = arms(tmp_path, dc=DC, wheel=wheel)
+    hip, motor, knee = env.backend.actuators
+    assert [a.name for a in (hip, motor, knee)] == ["hip_servo", "wheel_motor", "knee"]
+    assert hip.ctrl_range == pytest.approx((-1.8, 1.8))
+    assert motor.ctrl_range == (-1.0, 1.0)
+    assert motor.force_range == (-2.0, 2.0)
+    assert knee.ctrl_range == (-math.inf, math.inf)
+    # The keyframe's controls hold its pose.
+    assert env.backend.default_ctrl.tolist() == pytest.approx([-1.0, 0.0, -0.4])
+
+
+def test_gains_of_the_model_file_change_nothing_bit_for_bit():
+    base = go2_velocity_flat()
+    same = replace(PD, joint_names_expr=".*", stiffness=35.0, effort_limit=None)
+    robot = replace(base.scene.entities["robot"], actuators={"all": same})
+    made = replace(base, scene=replace(base.scene, entities={"robot": robot}))
+    runs = [
+        drive(replace(c, num_threads=1).make(num_envs=2, device="cpu", seed=0), 10)
+        for c in (base, made)
+    ]
+    assert torch.equal(runs[0]["next", "critic"], runs[1]["next", "critic"])
+
+
+@pytest.mark.parametrize("lag", [0, 1, 2, 3, 7])
+def test_a_control_acts_a_whole_number_of_physics_steps_late(tmp_path, lag):
+    """Also where sums of the time step are not its multiples."""
+    late = replace(MOTOR, delay_min_lag=lag, delay_max_lag=lag, joint_names_expr="hip")
+    backend = arms(tmp_path, 1, late=late).backend
+    force = backend.get_state_views()["actuator_force"]
+    for step in range(3000):
+        ctrl = torch.tensor([[0.001 * step + 1.0, 0.0]])
+        backend.step_tensor(ctrl, 1)
+        sent = 0.001 * (step - lag) + 1.0 if step >= lag else 0.0
+        assert float(force[0, 0]) == pytest.approx(sent, abs=1e-6), step
+
+
+def test_robots_draw_their_lags_in_each_episode_and_begin_with_the_home_control(tmp_path):
+    late = replace(DC, stiffness=20.0, effort_limit=None, delay_min_lag=1, delay_max_lag=3)
+    actions = {"pose": mdp.JointPositionActionCfg(actuator_names=("hip.*", "knee"))}
+    env = arms(tmp_path, 64, actions, late=late)
+    at = env.backend.expand("actuator_delay")
+    ctrl_of = env.backend.get_state_views()["actuator_force"]
+    drawn = []
+    for _ in range(2):
+        root, first = env.reset(), None
+        assert (at[:, 0] == at[:, 2]).all()  # one lag for the group
+        assert not at[:, 1].any()
+        lags = (at[:, 0] / 0.005 + 0.5).round().long()
+        assert set(lags.tolist()) == {1, 2, 3}
+        drawn.append(lags)
+        arrived = torch.zeros(64, dtype=torch.int64)
+        for step in range(4):
+            root = env.step(act(env, root, 0.5))["next"]
+            moved = ctrl_of[:, 2].abs() > 1e-9
+            first = moved & (arrived == 0)
+            arrived[first] = step
+        assert torch.equal(arrived, lags)
+    assert not torch.equal(*drawn)
+
+
+def test_gains_of_dc_motors_vary_between_robots(tmp_path):
+    event = EventTermCfg(
+        func=mdp.randomize_actuator_gains,
+        mode="startup",
+        params={
+            "stiffness_distribution_params": (0.5, 1.5),
+            "damping_distribution_params": (0.5, 1.5),
+            "asset_cfg": SceneEntityCfg("twins", joint_names=("hip", "rail")),
+        },
+    )
+    rail = replace(PD, joint_names_expr="rail")
+    env = arms(tmp_path, 8, dc=DC, rail=rail)
+    cfg = replace(env.cfg, events={"gains": event})
+    env = ManagerBasedRlEnv(cfg, num_envs=8, seed=0)
+    zero = np.zeros((8, 4))
+    kp = torques(env, zero, zero, np.full((8, 4), 0.1))[:, [0, 3]] / 0.1
+    kd = -torques(env, zero, np.ones((8, 4)), zero)[:, [0, 3]]
+    for gain, nominal in ((kp, 20.0), (kd, 0.5)):
+        assert (np.abs(gain / nominal - 1.0) <= 0.5).all()
+        assert len(np.unique(gain.round(6))) == 16
+
+
+@pytest.mark.parametrize("lag", [0, 3])
+def test_physics_with_motors_and_delays_conforms(tmp_path, lag):
+    motors = replace(DC, delay_max_lag=lag), replace(PD, joint_names_expr="rail")
+    model = scene_model(scene(tmp_path, dc=motors[0], rail=motors[1]))
+    assert_backend_conforms(lambda n: MujocoBackend(model, n, num_threads=2, keyframe="home"))
+
+
+BAD_FIELDS = {
+    "stiffness": {"stiffness": -1.0},
+    "damping": {"damping": {"hip": -0.1}},
+    "effort_limit": {"effort_limit": 0.0},
+    "velocity_limit": {"velocity_limit": -3.0},
+    "saturation_effort": {"saturation_effort": math.inf},
+    "delay_min_lag": {"delay_min_lag": 3, "delay_max_lag": 2},
+    "delay_max_lag": {"delay_min_lag": -1},
+}
+
+
+@pytest.mark.parametrize("name", BAD_FIELDS)
+def test_a_number_out_of_range_is_refused_by_name(name):
+    with pytest.raises(ConfigError, match=name):
+        replace(DC, **BAD_FIELDS[name])
+
+
+BAD_GROUPS = {
+    "'hi'.*'twins'.*'legs'": {"legs": replace(PD, joint_names_expr="hi")},
+    "'hip'.*'legs' and 'knees'": {"legs": PD, "knees": replace(DC, joint_names_expr="hip|knee")},
+    "stiffness of.*'legs'.*knee": {"legs": replace(DC, stiffness={"hip": 1.0})},
+    "damping of.*'hip'.*'hi.*'": {"legs": replace(PD, damping={"hip": 1.0, "hi.*": 1.0})},
+    "effort_limit|'rail'": {"legs": replace(PD, effort_limit={"rail": 1.0})},
+}
+
+
+@pytest.mark.parametrize("named", BAD_GROUPS)
+def test_actuators_that_do_not_fit_the_entity_are_refused(tmp_path, named):
+    with pytest.raises(ConfigError, match=named):
+        arms(tmp_path, **BAD_GROUPS[named])
+
+
+def test_two_actuators_of_the_model_file_on_one_joint_are_not_replaced(tmp_path):
+    cfg = scene(tmp_path, legs=PD)
+    xml = ARMS_XML.replace("<motor", '<velocity name="twin" joint="hip" kv="1"/><motor')
+    (tmp_path / "arms.xml").write_text(xml)
+    with pytest.raises(ConfigError, match=r"'hip'.*hip_servo.*twin"):
+        scene_model(cfg)
+
+
+def test_a_backend_without_the_configured_motors_is_refused(tmp_path):
+    cfg = arms(tmp_path, 2, dc=DC).cfg
+    other = scene_model(scene(tmp_path, dc=replace(DC, saturation_effort=11.0)))
+    for model in (cfg.scene.model, other):
+        backend = MujocoBackend(model, 2, num_threads=1, keyframe="home")
+        with pytest.raises(ConfigError, match=r"'hip'.*scene_model"):
+            ManagerBasedRlEnv(cfg, num_envs=2, backend=backend)

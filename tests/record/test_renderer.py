@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from reference.opengl import needs_opengl
 
+from unilab.backends import model_on_height_field
 from unilab.errors import CapabilityError, ConfigError
 from unilab.record.renderer import Arrow, TiledRenderer, View, offscreen_context
 from unilab.tasks.robots import model_path
@@ -79,6 +80,20 @@ def test_camera_and_lights_follow_the_robot(model, draw):
     assert difference(here, far) < 4.0
     assert abs(here.mean() - far.mean()) < 2.0
     assert difference(here, shifted) > difference(here, far)
+
+
+@needs_opengl
+def test_ground_near_the_robot_is_drawn_wherever_it_is(draw):
+    heights = np.zeros((401, 601))
+    for x, y in ((-20, -10), (10, 10)):  # a block ahead of each of two places
+        row, column = 200 + 10 * y, 300 + 10 * x
+        heights[row - 5 : row + 5, column - 5 : column + 5] = 1.0
+    model = model_on_height_field(model_path("go2"), heights, 0.1)
+    places = ((-20.0, -11.0), (10.0, 9.0), (0.0, 0.0))
+    first, second, plain = (draw(model, [View(home(model, x, y))]) for x, y in places)
+
+    assert difference(first, second) < 1.0
+    assert difference(first, plain) > 3.0
 
 
 @needs_opengl

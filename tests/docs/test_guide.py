@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from tensordict import TensorDict
 
 from unilab import cli
 from unilab.conf import algorithms, compose
+from unilab.envs import terrains
 from unilab.export import OnnxPolicy
 from unilab.trainers import Checkpointer, Counters, run_identity
 
@@ -52,6 +55,17 @@ def test_adapters_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(bool(v.isfinite()) for v in names["metrics"].values())
     assert names["runner"].current_learning_iteration == 1
     assert names["runner"].alg.critic.obs_dim == 49
+
+
+def test_terrain_page_runs_and_its_kinds_have_the_ranges_that_it_names() -> None:
+    names = run_page("guide/terrain.md")
+
+    assert names["picture"].shape == (400, 880, 3)
+    kinds = [row for row in rows("guide/terrain.md") if row[0].startswith("Hf")]
+    assert {row[0] for row in kinds} == {n for n in dir(terrains) if n.startswith("Hf")}
+    for name, _, ranges in kinds:
+        known = {field.name for field in fields(getattr(terrains, name))}
+        assert set(re.findall(r"\w+", ranges)) == {n for n in known if n.endswith("_range")}
 
 
 def test_custom_actor_page_builds_trains_saves_and_plays(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from reference.opengl import needs_opengl
 
-from unilab.backends import model_on_height_field
+from unilab.backends import put_on_height_field
 from unilab.errors import CapabilityError, ConfigError
 from unilab.record.renderer import Arrow, TiledRenderer, View, offscreen_context
 from unilab.tasks.robots import model_path
@@ -88,7 +88,9 @@ def test_ground_near_the_robot_is_drawn_wherever_it_is(draw):
     for x, y in ((-20, -10), (10, 10)):  # a block ahead of each of two places
         row, column = 200 + 10 * y, 300 + 10 * x
         heights[row - 5 : row + 5, column - 5 : column + 5] = 1.0
-    model = model_on_height_field(model_path("go2"), heights, 0.1)
+    spec = mujoco.MjSpec.from_file(str(model_path("go2")))
+    put_on_height_field(spec, heights, 0.1)
+    model = spec.compile()
     places = ((-20.0, -11.0), (10.0, 9.0), (0.0, 0.0))
     first, second, plain = (draw(model, [View(home(model, x, y))]) for x, y in places)
 

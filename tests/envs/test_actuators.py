@@ -201,6 +201,73 @@ def test_gains_of_dc_motors_vary_between_robots(tmp_path):
         assert len(np.unique(gain.round(6))) == 16
 
 
+ALL = {
+    "hip": PD,
+    "knee": replace(DC, joint_names_expr="knee", stiffness=10.0, effort_limit=8.0),
+    "wheel": replace(MOTOR, joint_names_expr="wheel"),
+    "rail": replace(PD, joint_names_expr="rail", stiffness=0.0, damping=2.0),
+}
+ACTIONS = {
+    "rail": mdp.JointVelocityActionCfg(actuator_names=("rail",), scale=3.0, clip=(-1.0, 2.0)),
+    "effort": mdp.JointEffortActionCfg(actuator_names="wheel", scale={"whe.*": 0.5}),
+    "relative": mdp.RelativeJointPositionActionCfg(
+        actuator_names=("kn.*",), scale=0.4, clip={"knee": (-0.1, 0.3)}
+    ),
+    "pose": mdp.JointPositionActionCfg(
+        actuator_names="hip", scale={"hip": 0.5}, clip={"hip_servo": (0.2, math.inf)}
+    ),
+}
+
+
+def test_metadata_gives_the_torque_of_every_kind_of_action(tmp_path):
+    """A controller at the joints, from the metadata alone, does what physics does."""
+    env = arms(tmp_path, 4, ACTIONS, **ALL)
+    data = env.deployment_metadata()
+    assert data["action_kinds"] == ["velocity", "effort", "relative_position", "position"]
+    assert data["action_units"] == ["m/s", "N m", "rad", "rad"]
+    assert data["action_joint_names"] == ["rail", "wheel", "knee", "hip"]
+    assert data["action_clip"][0] == [-1.0, 2.0]
+    assert data["action_clip"][3] == [pytest.approx(0.2), None]
+    scale, offset, kp, kd = (
+        np.array(data[k]) for k in ("action_scale", "action_offset", "stiffness", "damping")
+    )
+    limits = [
+        np.array(
+            [[-math.inf if a is None else a, math.inf if b is None else b] for a, b in data[k]]
+        )
+        for k in ("action_clip", "control_limits", "effort_limits")
+    ]
+    np.testing.assert_allclose(kp, [0.0, 0.0, 10.0, 20.0])
+    np.testing.assert_allclose(kd, [2.0, 0.0, 0.5, 0.5])
+    at, views, root = [3, 2, 1, 0], env.backend.get_state_views(), env.reset()
+    for _ in range(100):
+        pos, vel = (views[name].numpy()[:, at].copy() for name in ("qpos", "qvel"))
+        root = env.rand_action(root)
+        value = np.clip(offset + scale * root["action"].numpy(), *limits[0].T)
+        value[:, 2] += pos[:, 2]
+        value = np.clip(value, *limits[1].T)
+        torque = kp * (value - pos) - kd * vel
+        torque[:, 0], torque[:, 1] = kd[0] * (value[:, 0] - vel[:, 0]), value[:, 1]
+        _, root = env.step_and_maybe_reset(root)
+        found = views["qfrc_actuator"].numpy()[:, at]
+        np.testing.assert_allclose(found, np.clip(torque, *limits[2].T), atol=1e-5)
+
+
+def test_a_relative_target_stays_for_the_control_step_whatever_the_encoder_bias(tmp_path):
+    bias = EventTermCfg(
+        func=mdp.randomize_encoder_bias,
+        mode="startup",
+        params={"bias_range": (0.1, 0.2), "asset_cfg": SceneEntityCfg("twins")},
+    )
+    cfg = arms(tmp_path, 4, {"relative": ACTIONS["relative"]}, **ALL).cfg
+    env = ManagerBasedRlEnv(replace(cfg, decimation=5, events={"bias": bias}), num_envs=4, seed=0)
+    views, root = env.backend.get_state_views(), env.reset()
+    for _ in range(3):
+        start = views["qpos"][:, 1].clone()
+        root = env.step(act(env, root, 0.5))["next"]
+        np.testing.assert_allclose(views["ctrl"][:, 2], start + 0.2, atol=1e-6)
+
+
 @pytest.mark.parametrize("lag", [0, 3])
 def test_physics_with_motors_and_delays_conforms(tmp_path, lag):
     motors = replace(DC, delay_max_lag=lag), replace(PD, joint_names_expr="rail")
@@ -232,6 +299,26 @@ BAD_GROUPS = {
     "damping of.*'hip'.*'hi.*'": {"legs": replace(PD, damping={"hip": 1.0, "hi.*": 1.0})},
     "effort_limit|'rail'": {"legs": replace(PD, effort_limit={"rail": 1.0})},
 }
+
+
+BAD_ACTIONS = {
+    "'relative'.*'wheel_motor'.*position": mdp.RelativeJointPositionActionCfg(),
+    "'relative'.*'hip_servo'.*velocity": mdp.JointVelocityActionCfg(),
+    "clip.*'relative'.*low": mdp.JointEffortActionCfg(clip=(0.2, 0.1)),
+    "clip.*'relative'.*'knee'.*'kn.*'": mdp.JointEffortActionCfg(
+        clip={"knee": (0.0, 1.0), "kn.*": (0.0, 1.0)}
+    ),
+    "scale.*'relative'.*'hip_servo'.*'hip'": mdp.JointEffortActionCfg(
+        scale={".*": 1.0, "hip": 2.0}
+    ),
+    "'ankle'.*'relative'": mdp.JointEffortActionCfg(scale={".*": 1.0, "ankle": 2.0}),
+}
+
+
+@pytest.mark.parametrize("named", BAD_ACTIONS)
+def test_actions_that_do_not_fit_the_motors_are_refused(tmp_path, named):
+    with pytest.raises(ConfigError, match=named):
+        arms(tmp_path, 1, {"relative": BAD_ACTIONS[named]}, **ALL)
 
 
 @pytest.mark.parametrize("named", BAD_GROUPS)

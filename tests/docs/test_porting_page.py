@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.util
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -22,17 +20,13 @@ pytestmark = pytest.mark.docs
 
 PAGE = "guide/porting.md"
 TEXT = (DOCS / PAGE).read_text()
-WIDTHS = {"isaaclab": {"obs": 48}, "mjlab": {"obs": 48, "critic": 60}}
+WIDTHS = {"isaaclab": {"obs": 48}, "mjlab": {"obs": 48, "critic": 52}}
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The ported files, and the robot's file copied as the page says."""
+    """A copy of the ported files."""
     shutil.copytree(DOCS / "guide" / "porting", tmp_path, dirs_exist_ok=True)
-    command, _ = blocks(PAGE, "bash")
-    command = command.replace("$(python ", f"$({sys.executable} ")
-    subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True, timeout=120)
-    assert blocks(PAGE, "xml") == [(tmp_path / "go2_contacts.xml").read_text()]
     return tmp_path
 
 
@@ -68,7 +62,7 @@ def test_ported_task_runs(library: str, load) -> None:
 
 
 def test_ported_files_are_programs_that_train(folder: Path) -> None:
-    _, commands = blocks(PAGE, "bash")
+    (commands,) = blocks(PAGE, "bash")
     for line in commands.splitlines():
         settings = [*TINY, "training.collector=sync", "training.run_dir=run"]
         assert "Finished: 160 steps" in run_python(folder, *line.split()[1:], *settings)

@@ -30,7 +30,8 @@ from unilab.tasks.robots import model_path
 from unilab.tasks.velocity.go2 import go2_velocity_flat
 
 LEGS = ("FL", "FR", "RL", "RR")
-CONTACTS = {"sensor_names": tuple(f"{leg}_foot_contact" for leg in LEGS)}
+HEIGHTS = {"sensor_names": tuple(f"{leg}_foot_pos" for leg in LEGS), "component": 2}
+FEET = {"asset_cfg": SceneEntityCfg("robot", body_names=".*_foot")}
 LEFT_HIP = SceneEntityCfg("robot", joint_names=("FL_hip_joint",))
 
 
@@ -99,8 +100,15 @@ def test_columns_follow_names_and_joint_axes() -> None:
         {
             "observations": observing(
                 gait=ObservationTermCfg(func=gait, mirror=("FL_z", "FR_z", "vx")),
-                contacts=ObservationTermCfg(
-                    func=mdp.sensor_values, params=CONTACTS, mirror=CONTACTS["sensor_names"]
+                foot_contact=ObservationTermCfg(
+                    func=mdp.foot_contact, params={"sensor_name": "feet"}
+                ),
+                foot_air_time=ObservationTermCfg(
+                    func=mdp.foot_air_time, params={"sensor_name": "feet"}
+                ),
+                foot_height=ObservationTermCfg(func=mdp.foot_height, params=FEET),
+                heights=ObservationTermCfg(
+                    func=mdp.sensor_values, params=HEIGHTS, mirror=HEIGHTS["sensor_names"]
                 ),
             )
         },

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 from unilab.envs import (
+    ContactMatch,
+    ContactSensorCfg,
     CurriculumTermCfg,
     DCMotorCfg,
     EventTermCfg,
@@ -15,6 +17,7 @@ from unilab.envs import (
     ManagerBasedRlEnv,
     ManagerTermBase,
     MetricsTermCfg,
+    ObservationTermCfg,
     RecorderTermCfg,
     RecordingCfg,
     RewardTermCfg,
@@ -64,6 +67,7 @@ RANDOMIZED = {
     },
     mdp.randomize_encoder_bias: {"bias_range": (-0.01, 0.01), "asset_cfg": LEGS},
 }
+FEET = SceneEntityCfg("robot", body_names=".*_foot")
 ERROR = GaussianNoiseCfg(std=0.5)
 RECORDED = {
     "pre_step": mdp.policy_observation,
@@ -103,7 +107,19 @@ def go2_with_everything() -> VelocityEnvCfg:
         **obs.terms,
         "joint_pos": replace(obs.terms["joint_pos"], **late),
         "joint_vel": replace(obs.terms["joint_vel"], noise=ERROR, bias=ERROR),
+        "air_time": ObservationTermCfg(func=mdp.foot_air_time, params={"sensor_name": "feet"}),
+        "forces": ObservationTermCfg(
+            func=mdp.foot_contact_forces, params={"sensor_name": "calves"}
+        ),
+        "heights": ObservationTermCfg(func=mdp.foot_height, params={"asset_cfg": FEET}),
     }
+    feet = cfg.scene.sensors["feet"]
+    legs = ContactMatch(mode="subtree", pattern=".*_calf", entity="robot")
+    calves = ContactSensorCfg(
+        primary=legs, fields=("found", "force"), track_air_time=True, history_length=2
+    )
+    landing = {"sensor_name": "calves"}
+    swing = {"sensor_name": "feet", "target_height": 0.1, "asset_cfg": FEET}
     events = {
         func.__name__: EventTermCfg(func=func, mode="reset", params=params)
         for func, params in RANDOMIZED.items()
@@ -111,7 +127,11 @@ def go2_with_everything() -> VelocityEnvCfg:
     robot = replace(cfg.scene.entities["robot"], actuators={"front": MOTORS})
     return replace(
         cfg,
-        scene=replace(cfg.scene, entities={"robot": robot}),
+        scene=replace(
+            cfg.scene,
+            entities={"robot": robot},
+            sensors={"feet": replace(feet, history_length=3), "calves": calves},
+        ),
         num_threads=1,
         episode_length_s=0.3,  # 15 steps
         init_at_random_ep_len=True,
@@ -132,7 +152,12 @@ def go2_with_everything() -> VelocityEnvCfg:
             **events,
             "push": replace(cfg.events["push"], interval_range_s=(0.05, 0.2)),
         },
-        rewards={**cfg.rewards, "action_acc": RewardTermCfg(func=mdp.action_acc_l2, weight=-0.01)},
+        rewards={
+            **cfg.rewards,
+            "action_acc": RewardTermCfg(func=mdp.action_acc_l2, weight=-0.01),
+            "landing": RewardTermCfg(func=mdp.soft_landing, weight=-1e-3, params=landing),
+            "swing": RewardTermCfg(func=mdp.feet_swing_height, weight=-0.1, params=swing),
+        },
         terminations={**cfg.terminations, "diverged": TerminationTermCfg(func=mdp.nan_detection)},
         metrics={"speed": MetricsTermCfg(func=mdp.joint_vel_l2)},
         curriculum={"stages": CurriculumTermCfg(func=Stages)},

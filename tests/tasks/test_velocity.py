@@ -14,7 +14,7 @@ from tensordict import TensorDictBase
 
 from unilab import registry
 from unilab.backends import MujocoBackend
-from unilab.envs import ManagerBasedRlEnv, mdp
+from unilab.envs import ManagerBasedRlEnv, mdp, scene_model
 from unilab.tasks.velocity.velocity_env_cfg import VelocityEnvCfg
 
 ROBOTS = ("go2", "g1")
@@ -175,7 +175,7 @@ def test_a_robot_that_obeys_is_paid_more_than_one_that_does_not(robot: str) -> N
 
 def _causes(cfg: VelocityEnvCfg) -> set[str]:
     """Terms that end every episode at its first step, on a floor without contacts."""
-    model = mujoco.MjModel.from_xml_path(str(cfg.scene.model))
+    model = scene_model(cfg.scene)
     model.opt.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_CONTACT)
     backend = MujocoBackend(model, 8, num_threads=1, keyframe="home")
     env = ManagerBasedRlEnv(cfg, num_envs=8, seed=0, backend=backend)

@@ -268,6 +268,15 @@ class SimBackend(ABC):
         after a write, of the written state.
         """
 
+    def get_state_view(self, name: str) -> Tensor:
+        """Live view of one state field, also of one that a backend computes only if it is read.
+
+        ``xpos``, ``xquat``, ``cvel`` and ``subtree_com``, if there are such, are MuJoCo's fields of
+        all bodies, side by side and current with the state.
+        """
+        self.get_tensor_capabilities().require(name)
+        return self.get_state_views()[name]
+
     @abstractmethod
     def get_sensor_view(self, name: str) -> Tensor:
         """Live view of a sensor, ``[num_envs, width]``, without a copy."""
@@ -335,11 +344,14 @@ class SimBackend(ABC):
         self, sources: Sequence[Source], device: torch.device
     ) -> HostBridgeTransferPlan:
         """Freeze a packed read layout."""
-        capabilities, views = self.get_tensor_capabilities(), dict(self.get_state_views())
+        views: dict[str, Tensor] = {}
         for name, _ in sources:
-            capabilities.require(name)
             if name not in views:
-                views[name] = self.get_sensor_view(name.removeprefix("sensor:"))
+                kind, _, sensor = name.partition(":")
+                of_sensor = kind == "sensor"
+                views[name] = (
+                    self.get_sensor_view(sensor) if of_sensor else self.get_state_view(name)
+                )
         return HostBridgeTransferPlan(views, sources, device)
 
     @abstractmethod

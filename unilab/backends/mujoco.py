@@ -29,6 +29,8 @@ from unilab.errors import CapabilityError, ConfigError, EnvFaultedError, did_you
 
 _logger = logging.getLogger(__name__)
 _STATE_FIELDS = ("qpos", "qvel", "ctrl", "act", "time", "qfrc_actuator", "actuator_force")
+# Of every body; computed for views only if one of them is read.
+_KINEMATICS = {"xpos": 3, "xquat": 4, "cvel": 6, "subtree_com": 3}
 _JOINTS = tuple(JOINT_WIDTHS.items())
 # Model fields that the state after a reset depends on, besides the given pose.
 _RESET_INPUTS = {name for name in MODEL_FIELDS if name.startswith("key_")} | {
@@ -144,7 +146,10 @@ class MujocoBackend(SimBackend):
 
     def get_tensor_capabilities(self) -> TensorCapabilities:
         return TensorCapabilities(
-            state_fields={name: view.shape[1] for name, view in self._views.items()},
+            state_fields={
+                **{name: width * self.mj_model.nbody for name, width in _KINEMATICS.items()},
+                **{name: view.shape[1] for name, view in self._views.items()},
+            },
             sensors={name: cols.stop - cols.start for name, cols in self.sensor_columns.items()},
             selected_row_reset=True,
             model_fields=MODEL_FIELDS,
@@ -154,13 +159,21 @@ class MujocoBackend(SimBackend):
     def get_state_views(self) -> Mapping[str, Tensor]:
         return self._views
 
+    def get_state_view(self, name: str) -> Tensor:
+        self.get_tensor_capabilities().require(name)
+        return self._views[name] if name in self._views else self._current_view(name)
+
     def get_sensor_view(self, name: str) -> Tensor:
         self.get_tensor_capabilities().require(f"sensor:{name}")
-        sensordata = self._view("sensordata")
-        if self._stage == _NONE:
-            self._stage = _VEL
-            self._batch.forward()
-        return sensordata[:, self.sensor_columns[name]]
+        return self._current_view("sensordata")[:, self.sensor_columns[name]]
+
+    def _current_view(self, name: str) -> Tensor:
+        """View of an output that every call from now on makes current with the state."""
+        if name in self._outputs and self._stage == _VEL:
+            return self._outputs[name]
+        view, self._stage = self._view(name), _VEL
+        self._batch.forward()
+        return view
 
     def step_tensor(self, ctrl: Tensor, nstep: int) -> None:
         if ctrl.shape != self._ctrl.shape:

@@ -36,5 +36,7 @@ from unilab.envs.nan_guard import NanGuardCfg as NanGuardCfg
 from unilab.envs.scene import EntityScene as EntityScene
 from unilab.envs.scene import SceneCfg as SceneCfg
 from unilab.envs.scene_model import scene_model as scene_model
+from unilab.envs.sensors import ContactMatch as ContactMatch
+from unilab.envs.sensors import ContactSensorCfg as ContactSensorCfg
 from unilab.envs.terrains import TerrainGeneratorCfg as TerrainGeneratorCfg
 from unilab.envs.torch_env import TorchEnv as TorchEnv

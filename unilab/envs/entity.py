@@ -42,6 +42,10 @@ class EntityCfg:
     """Top body of the entity's tree; the entity is this body and all bodies below it."""
     actuators: dict[str, IdealPDActuatorCfg] = field(default_factory=dict)
     """Groups of motors by any name, in place of the model file's actuators of their joints."""
+    self_collisions: bool = False
+    """Whether to let its bodies collide with each other, except for a parent with its child and for
+    bodies that overlap in the keyframe; False: as in the model file. Geoms whose ``contype`` and
+    ``conaffinity`` are 0 still touch nothing."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,12 @@ class SceneEntityCfg:
                 )
 
 
+BodyReads = Callable[[SceneEntityCfg, str], Tensor]
+"""Reads a field of the bodies of a parameter, ``[num_envs, bodies, width]``."""
+BODY_FIELDS = {"xpos": 3, "xquat": 4, "cvel": 6, "subtree_com": 3}
+"""Widths of MuJoCo's fields of each body; ``subtree_com`` is read of the body's whole tree."""
+
+
 class EntityData:
     """Current state of an entity, float32 on the environment's device.
 
@@ -109,7 +119,9 @@ class EntityData:
         backend: SimBackend,
         device: torch.device,
         undeclared: Callable[[str], Tensor],
+        bodies: BodyReads,
     ) -> None:
+        self._bodies = bodies
         self._cache: dict[str, Tensor] = {}
         self._on_computed: Callable[[str, Tensor], None] | None = None
         """Called with each computed field, while the scene records reads."""
@@ -122,6 +134,30 @@ class EntityData:
         """``[num_joints, 2]``, lower and upper."""
         self.encoder_bias = torch.zeros(backend.num_envs, len(joints), device=device)
         """``[num_envs, num_joints]`` rad, what the encoders read above ``joint_pos``."""
+
+    def body_pos_w(self, asset_cfg: SceneEntityCfg) -> Tensor:
+        """Positions of the bodies' frames, ``[num_envs, bodies, 3]`` m.
+
+        ``asset_cfg`` is a parameter of the term that calls; its ``body_names`` select the bodies.
+        """
+        return self._bodies(asset_cfg, "xpos")
+
+    def body_quat_w(self, asset_cfg: SceneEntityCfg) -> Tensor:
+        """Orientations of the bodies, ``[num_envs, bodies, 4]``; as :meth:`body_pos_w`."""
+        return self._bodies(asset_cfg, "xquat")
+
+    def body_lin_vel_w(self, asset_cfg: SceneEntityCfg) -> Tensor:
+        """Velocities of the bodies' frames, ``[num_envs, bodies, 3]`` m/s; as
+        :meth:`body_pos_w`."""
+        # MuJoCo's are those of the point of the body that is at the robot's centre of mass.
+        rates, at_com = self._bodies(asset_cfg, "cvel").split(3, -1)
+        lever = self._bodies(asset_cfg, "xpos") - self._bodies(asset_cfg, "subtree_com")
+        return at_com + torch.linalg.cross(rates, lever)
+
+    def body_ang_vel_w(self, asset_cfg: SceneEntityCfg) -> Tensor:
+        """Angular velocities of the bodies, ``[num_envs, bodies, 3]`` rad/s, world frame; as
+        :meth:`body_pos_w`."""
+        return self._bodies(asset_cfg, "cvel")[..., :3]
 
     @property
     def root_lin_vel_b(self) -> Tensor:
@@ -173,6 +209,7 @@ class Entity:
         device: torch.device,
         staged: Callable[[], Transaction],
         undeclared: Callable[[str], Tensor],
+        read_block: Callable[[tuple[tuple[str, str], ...]], Tensor],
     ) -> None:
         if cfg.root_body not in backend.bodies:
             raise ConfigError(
@@ -201,7 +238,10 @@ class Entity:
         dofs = [j.qvel.start for j in self.joints]
         self.dof_ids = torch.tensor(dofs, dtype=torch.int64, device=device)
         """``[num_joints]``, columns of the joints among the model's degrees of freedom."""
-        self.data = EntityData(self.joints, backend, device, undeclared)
+        self.data = EntityData(self.joints, backend, device, undeclared, self._read_bodies)
+        self._read_block = read_block
+        self._body_reads: dict[tuple[int, str], tuple[Any, tuple[tuple[str, str], ...]]] = {}
+        """Reads by a parameter's ids of bodies, which are kept, and field."""
         self._sources: dict[str, Source] = {}
         if self.joints:
             first, last = self.joints[0], self.joints[-1]
@@ -221,8 +261,28 @@ class Entity:
                 "root_lin_vel_w": ("qvel", slice(v, v + 3)),
                 "root_ang_vel_b": ("qvel", slice(v + 3, v + 6)),
             }
+        for body in self.bodies:
+            i = backend.bodies.index(body)
+            trees = (b for b in backend.bodies[1:] if body in backend.subtree(b))
+            com = backend.bodies.index(next(trees, body))
+            for name, width in BODY_FIELDS.items():
+                at = (com if name == "subtree_com" else i) * width
+                self._sources[f"{body}.{name}"] = name, slice(at, at + width)
         self.default_root_pose = backend.default_qpos[root].float().to(device)
         """``[7]``, the root's home position and quaternion; ``[0]`` for a fixed entity."""
+
+    def _read_bodies(self, asset_cfg: SceneEntityCfg, field: str) -> Tensor:
+        ids = asset_cfg.body_ids
+        key = id(ids), field
+        if key not in self._body_reads:
+            if not isinstance(ids, Tensor):
+                raise ConfigError(
+                    "asset_cfg must be a parameter of the term, got one that is unresolved"
+                )
+            bodies = [self._model.bodies[i] for i in ids.tolist()]
+            self._body_reads[key] = ids, tuple((self.name, f"{b}.{field}") for b in bodies)
+        _, reads = self._body_reads[key]
+        return self._read_block(reads).unflatten(1, (len(reads), -1))
 
     def find_joints(self, patterns: Patterns) -> list[int]:
         """Columns of the joints whose whole names match, in model order."""

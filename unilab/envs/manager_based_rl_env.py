@@ -205,6 +205,8 @@ class ManagerBasedRlEnv(TorchEnv):
             self._guard.record_after()
         self.scene.read()
         lost = self.scene.check_finite(self.termination_manager.loses_rows)
+        for sensor in self.scene.sensors.values():
+            sensor.update(self.step_dt)
         if lost is not None and self._guard is not None and not self._lost_rows:
             self._lost_rows = True  # the first only: rows may be lost in every step
             _logger.warning("%s. %s", lost, self._dump(self._guard, lost))
@@ -285,6 +287,8 @@ class ManagerBasedRlEnv(TorchEnv):
 
     def _commit_reset(self, rows: Tensor) -> None:
         self.scene.commit_staged()  # resets of terms see the new state
+        for sensor in self.scene.sensors.values():
+            sensor.reset(rows)
         self.episode_sums.reset(rows)
         for term in self.terms:
             term.reset(rows)
@@ -310,6 +314,7 @@ class ManagerBasedRlEnv(TorchEnv):
         return {
             "backend": self.backend.state_dict(),
             "encoder_bias": biases,
+            "sensors": {name: sensor.state() for name, sensor in self.scene.sensors.items()},
             "sums": self.episode_sums.state_dict(),
             "kept": kept,
         }
@@ -318,6 +323,9 @@ class ManagerBasedRlEnv(TorchEnv):
         self.backend.load_state_dict(state["backend"])
         for name, entity in self.scene.entities.items():
             entity.data.encoder_bias.copy_(state["encoder_bias"][name])
+        for name, sensor in self.scene.sensors.items():
+            for key, value in sensor.state().items():
+                value.copy_(state["sensors"][name][key])
         self.episode_sums.load_state_dict(state["sums"])
         for name, owner in self._owners().items():
             load_state(owner, state["kept"][name], self, name)

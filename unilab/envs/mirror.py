@@ -41,7 +41,9 @@ _TERMS: dict[Any, Reflection] = {
     mdp.joint_vel_rel: "joints",
     mdp.last_action: "action",
 }
-"""Terms whose columns are known; those of ``_columns`` depend on their parameters too."""
+"""Terms whose columns are known; those of other terms depend on their parameters."""
+_OF_PARTS = (mdp.foot_contact, mdp.foot_air_time, mdp.foot_contact_forces)
+"""Terms with a column for each part of a contact sensor."""
 
 
 class TaskMirror:
@@ -180,6 +182,13 @@ class TaskMirror:
         kind = cfg.mirror if cfg.mirror is not None else _TERMS.get(cfg.func)
         if kind is None and cfg.func is mdp.generated_commands:
             return self.command(term.params["command_name"])
+        if kind is None and cfg.func in _OF_PARTS:
+            parts = self._env.scene.sensors[term.params["sensor_name"]].parts
+            return self._matched(label, [(part, 1.0) for part in parts], width)
+        if kind is None and cfg.func is mdp.foot_height:
+            ids = term.params["asset_cfg"].body_ids.tolist()
+            signed = [(self._env.backend.bodies[i], 1.0) for i in ids]
+            return self._matched(label, signed, width)
         if kind is None and cfg.func is mdp.joint_pos_sincos:
             joints = self._named(label, "joints", width // 2, term.params)
             signed = [(f"sin {name}", sign) for name, sign in joints]

@@ -18,6 +18,7 @@ from unilab.backends import HostBridgeTransferPlan, SimBackend
 from unilab.backends.base import Source
 from unilab.envs.entity import CONSTANTS, DERIVED_FIELDS, Entity, EntityCfg, SceneEntityCfg
 from unilab.envs.nonfinite import MAX_VALUE, is_finite, is_within, non_finite
+from unilab.envs.sensors import ContactSensor, ContactSensorCfg
 from unilab.envs.terrains import Terrain, TerrainGeneratorCfg
 from unilab.envs.transaction import StagedWrite, State, Transaction
 from unilab.errors import ConfigError, NonFiniteError, did_you_mean
@@ -39,6 +40,8 @@ class SceneCfg:
     """Path of the MJCF file."""
     entities: dict[str, EntityCfg] = field(default_factory=dict)
     """Entities by the name that terms use."""
+    sensors: dict[str, ContactSensorCfg] = field(default_factory=dict)
+    """Contact sensors by the name that terms use; ``env.scene.sensors`` has them."""
     keyframe: str | None = "home"
     """Keyframe that episodes start from, with its activations and mocap poses; None uses the
     model's zero pose."""
@@ -93,6 +96,10 @@ class EntityScene:
         self.packet = torch.zeros(0)
         """What the terms read; its version changes when one of them writes to it."""
         self._sensor_columns: dict[str, Tensor] = {}
+        self._columns: dict[Read, slice] = {}
+        """Columns of the packet that each read has."""
+        self._blocks: dict[tuple[Read, ...], slice | Tensor] = {}
+        """Columns of the packet that some reads have together."""
         self.plan: HostBridgeTransferPlan
         """The compiled reads, with their transfer counts."""
         self._compiled = False
@@ -102,10 +109,28 @@ class EntityScene:
         self._nominal: dict[str, Tensor] = {}
         self.entities = {
             name: Entity(
-                name, entity, backend, device, lambda: self.staged, partial(self._read_dry, name)
+                name,
+                entity,
+                backend,
+                device,
+                lambda: self.staged,
+                partial(self._read_dry, name),
+                self._read_block,
             )
             for name, entity in cfg.entities.items()
         }
+        self.sensors = {
+            name: ContactSensor(
+                name,
+                sensor,
+                backend.get_tensor_capabilities(),
+                lambda own: self._read_block(tuple(("", each) for each in own)),
+                device,
+                backend.num_envs,
+            )
+            for name, sensor in cfg.sensors.items()
+        }
+        """Contact sensors by name."""
         self.diverged = torch.zeros(backend.num_envs, dtype=torch.bool, device=device)
         """``[num_envs]``, rows whose physics diverged in the last step."""
         self.before_write: Callable[[StagedWrite, Tensor], None] | None = None
@@ -223,16 +248,38 @@ class EntityScene:
             self.watch(what, plan.read())
         return plan.packet
 
+    def _read_block(self, reads: tuple[Read, ...]) -> Tensor:
+        """Fields and sensors side by side; a view of the packet if they are adjacent there."""
+        if not self._compiled:
+            return torch.cat([self._read_dry(*read) for read in reads], 1)
+        at = self._blocks.get(reads)
+        if at is None:
+            unread = next((read for read in reads if read not in self._columns), None)
+            if unread is not None:
+                self._read_dry(*unread)  # raises
+            columns = [self._columns[read] for read in reads]
+            listed = [c for cols in columns for c in range(cols.start, cols.stop)]
+            at = slice(listed[0], listed[-1] + 1)
+            if listed != list(range(at.start, at.stop)):
+                at = torch.tensor(listed, device=self._device)
+            self._blocks[reads] = at
+        packet = self.plan.packet
+        return packet[:, at] if isinstance(at, slice) else packet.index_select(1, at)
+
     def _source(self, read: Read) -> Source:
         entity, name = read
         return self[entity].source(name) if entity else (f"sensor:{name}", slice(None))
 
     def compile_tensor_reads(self) -> HostBridgeTransferPlan:
         """Freeze the union of what is read into one packet, and read it."""
+        for sensor in self.sensors.values():
+            for name in sensor.read_always():
+                self.declare_sensor(name)
         sources = [self._source(key) for key in self._declared]
         self.plan = self._backend.compile_host_bridge_io(sources, self._device)
         self._compiled, self.packet = True, self.plan.packet
-        for (entity, name), cols in zip(self._declared, self.plan.columns, strict=True):
+        self._columns = dict(zip(self._declared, self.plan.columns, strict=True))
+        for (entity, name), cols in self._columns.items():
             fields = vars(self[entity].data) if entity else self._sensor_columns
             fields[name] = self.plan.packet[:, cols]
         for plan in self._dry_plans.values():
@@ -273,7 +320,7 @@ class EntityScene:
             return None
         values = {
             f"{entity}.{name}" if entity else f"sensor:{name}": packet[:, cols]
-            for (entity, name), cols in zip(self._declared, self.plan.columns, strict=True)
+            for (entity, name), cols in self._columns.items()
         }
         error = non_finite("physics left non-finite values", values, limit=limit)
         if not lose_rows:

@@ -11,6 +11,7 @@ import numpy as np
 from unilab.backends import put_on_height_field
 from unilab.envs.actuators import ON_JOINT, Motor, add_motor, motors_of
 from unilab.envs.scene import SceneCfg
+from unilab.envs.sensors import add_contact_sensors
 from unilab.envs.terrains import Terrain
 from unilab.errors import ConfigError
 
@@ -18,17 +19,23 @@ _ONE_AXIS = (mujoco.mjtJoint.mjJNT_HINGE, mujoco.mjtJoint.mjJNT_SLIDE)
 
 
 def scene_model(cfg: SceneCfg, terrain: Terrain | None = None) -> mujoco.MjModel | Path:
-    """The model of a scene on its terrain, with the actuators of its entities.
+    """The model of a scene on its terrain, with its sensors and what its entities change.
 
     Without any of these it is the file.
     """
     path = Path(cfg.model).expanduser()
-    if terrain is None and not any(entity.actuators for entity in cfg.entities.values()):
+    entities = cfg.entities.values()
+    changed = any(entity.actuators or entity.self_collisions for entity in entities)
+    if terrain is None and not changed and not cfg.sensors:
         return path
     try:
         spec = mujoco.MjSpec.from_file(str(path))
         if terrain is not None:
             put_on_height_field(spec, terrain.generated.heights, terrain.generated.cell)
+        for entity in entities:
+            if entity.self_collisions and (top := spec.body(entity.root_body)) is not None:
+                _collide_with_itself(spec, top, cfg.keyframe)
+        add_contact_sensors(spec, cfg.sensors, cfg.entities)
         motors = {motor: add_motor(spec, motor) for motor in _motors(cfg, spec)}
         model = spec.compile()
     except ValueError as error:
@@ -63,6 +70,33 @@ def _set_controls(model: mujoco.MjModel, motor: Motor, inherited: float) -> None
         middle, reach = 0.5 * (high + low), 0.5 * (high - low) * inherited
         model.actuator_ctrlrange[i] = middle - reach, middle + reach
         model.actuator_ctrllimited[i] = True
+
+
+def _collide_with_itself(spec: mujoco.MjSpec, top: mujoco.MjsBody, keyframe: str | None) -> None:
+    """Let the geoms of a tree meet each other, by a bit that no other geom has.
+
+    Bodies that overlap in the keyframe do so by their shapes' simplification: they stay apart.
+    """
+    used = 0
+    for geom in spec.geoms:
+        used |= geom.contype | geom.conaffinity
+    bit = next((1 << i for i in range(31) if not used & 1 << i), None)
+    if bit is None:
+        raise ConfigError("self_collisions needs a free bit in contype and conaffinity")
+    for geom in top.find_all(mujoco.mjtObj.mjOBJ_GEOM):
+        if geom.contype or geom.conaffinity:
+            geom.contype |= bit
+            geom.conaffinity |= bit
+    model = spec.compile()
+    data = mujoco.MjData(model)
+    if keyframe in {model.key(i).name for i in range(model.nkey)}:  # or the backend refuses it
+        mujoco.mj_resetDataKeyframe(model, data, model.key(keyframe).id)
+    mujoco.mj_forward(model, data)
+    own = {b.name for b in (top, *top.find_all(mujoco.mjtObj.mjOBJ_BODY))}
+    pairs = model.geom_bodyid[data.contact.geom]
+    for pair in sorted({tuple(sorted(model.body(i).name for i in each)) for each in pairs}):
+        if own.issuperset(pair):
+            spec.add_exclude(bodyname1=pair[0], bodyname2=pair[1])
 
 
 def with_constant_lags(cfg: SceneCfg, lag: int | None = None) -> SceneCfg:

@@ -2,10 +2,17 @@
 
 import math
 import sys
-from pathlib import Path
 
 from unilab.cli import main
-from unilab.envs import EntityCfg, ManagerBasedRlEnvCfg, SceneCfg, SceneEntityCfg, mdp
+from unilab.envs import (
+    ContactMatch,
+    ContactSensorCfg,
+    EntityCfg,
+    ManagerBasedRlEnvCfg,
+    SceneCfg,
+    SceneEntityCfg,
+    mdp,
+)
 from unilab.envs import EventTermCfg as EventTerm
 from unilab.envs import ObservationGroupCfg as ObsGroup
 from unilab.envs import ObservationTermCfg as ObsTerm
@@ -13,8 +20,16 @@ from unilab.envs import RewardTermCfg as RewTerm
 from unilab.envs import TerminationTermCfg as DoneTerm
 from unilab.envs import UniformNoiseCfg as Unoise
 from unilab.registry import register
+from unilab.tasks.robots import model_path
 
-FEET = ("FL_contact", "FR_contact", "RL_contact", "RR_contact")
+
+def contact_forces(body_names):
+    return ContactSensorCfg(
+        primary=ContactMatch(mode="body", pattern=body_names, entity="robot"),
+        fields=("found", "force"),
+        force_threshold=1.0,
+        track_air_time=True,
+    )
 
 
 def table(cls):
@@ -119,10 +134,9 @@ class RewardsCfg:
         func=mdp.feet_air_time,
         weight=0.25,
         params={
-            "sensor_names": FEET,
+            "sensor_name": "feet",
             "command_name": "base_velocity",
             "threshold": 0.5,
-            "contact_threshold": 1.0,
         },
     )
 
@@ -132,7 +146,7 @@ class TerminationsCfg:
     base_contact = DoneTerm(
         func=mdp.illegal_contact,
         params={
-            "sensor_names": ("base_contact",),
+            "sensor_name": "base",
             "threshold": 1.0,
         },
     )
@@ -142,8 +156,9 @@ def velocity():
     """Unitree Go2 follows a commanded velocity on flat ground (ported)."""
     return ManagerBasedRlEnvCfg(
         scene=SceneCfg(
-            model=str(Path(__file__).with_name("go2_contacts.xml")),
+            model=str(model_path("go2")),
             entities={"robot": EntityCfg(root_body="base")},
+            sensors={"feet": contact_forces(".*_foot"), "base": contact_forces("base")},
         ),
         observations={"obs": ObsGroup(terms=table(PolicyCfg), enable_corruption=True)},
         actions=table(ActionsCfg),

@@ -2,12 +2,13 @@
 
 import math
 import sys
-from pathlib import Path
 
 import torch
 
 from unilab.cli import main
 from unilab.envs import (
+    ContactMatch,
+    ContactSensorCfg,
     CurriculumTermCfg,
     EntityCfg,
     EventTermCfg,
@@ -24,10 +25,10 @@ from unilab.envs import (
 from unilab.envs import UniformNoiseCfg as Unoise
 from unilab.envs.mdp import JointPositionActionCfg, UniformVelocityCommandCfg
 from unilab.registry import register
+from unilab.tasks.robots import model_path
 
 FEET = ("FL", "FR", "RL", "RR")
 ROBOT = SceneEntityCfg("robot")
-CONTACTS = tuple(f"{foot}_contact" for foot in FEET)
 
 
 def upright(
@@ -42,6 +43,12 @@ def upright(
 
 def velocity() -> ManagerBasedRlEnvCfg:
     """Unitree Go2 follows a commanded velocity on flat ground (ported)."""
+    feet_ground_contact = ContactSensorCfg(
+        primary=ContactMatch(mode="geom", pattern=FEET, entity="robot"),
+        secondary=ContactMatch(mode="geom", pattern="floor"),
+        fields=("found", "force"),
+        track_air_time=True,
+    )
     actor_terms = {
         "base_lin_vel": ObservationTermCfg(
             func=mdp.sensor_values,
@@ -73,13 +80,14 @@ def velocity() -> ManagerBasedRlEnvCfg:
         **actor_terms,
         "joint_pos": ObservationTermCfg(func=mdp.joint_pos_rel),
         "foot_contact_forces": ObservationTermCfg(
-            func=mdp.sensor_values, params={"sensor_names": CONTACTS}
+            func=mdp.foot_contact_forces, params={"sensor_name": "feet_ground_contact"}
         ),
     }
     return ManagerBasedRlEnvCfg(
         scene=SceneCfg(
-            model=str(Path(__file__).with_name("go2_contacts.xml")),
+            model=str(model_path("go2")),
             entities={"robot": EntityCfg(root_body="base")},
+            sensors={"feet_ground_contact": feet_ground_contact},
         ),
         observations={
             "obs": ObservationGroupCfg(terms=actor_terms, enable_corruption=True),
@@ -147,11 +155,12 @@ def velocity() -> ManagerBasedRlEnvCfg:
             "dof_pos_limits": RewardTermCfg(func=mdp.joint_pos_limits, weight=-1.0),
             "action_rate_l2": RewardTermCfg(func=mdp.action_rate_l2, weight=-0.1),
             "foot_slip": RewardTermCfg(
-                func=mdp.feet_slide,
+                func=mdp.feet_slip,
                 weight=-0.1,
                 params={
-                    "sensor_names": CONTACTS,
-                    "velocity_sensor_names": tuple(f"{foot}_foot_vel" for foot in FEET),
+                    "sensor_name": "feet_ground_contact",
+                    "command_name": "twist",
+                    "asset_cfg": SceneEntityCfg("robot", body_names=".*_foot"),
                 },
             ),
         },

@@ -24,6 +24,7 @@ from torch import Tensor
 from unilab.backends import SimBackend
 from unilab.envs.entity import Entity, EntityData, SceneEntityCfg
 from unilab.envs.scene import EntityScene
+from unilab.envs.sensors import ContactSensor
 from unilab.envs.torch_env import TorchEnv
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ CODE = (type, FunctionType, BuiltinFunctionType)
 STATELESS = (
     *(*CODE, slice, range, ModuleType, np.dtype, np.ufunc, re.Pattern, PurePath, weakref.ref),
     *(logging.Logger, type(threading.Lock()), type(threading.RLock()), random.SystemRandom),
-    *(TorchEnv, SimBackend, EntityScene, Entity, EntityData, SceneEntityCfg),
+    *(TorchEnv, SimBackend, EntityScene, Entity, EntityData, SceneEntityCfg, ContactSensor),
 )
 GENERATORS = (
     *(torch.Generator, np.random.Generator, np.random.BitGenerator),

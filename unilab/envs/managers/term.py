@@ -276,6 +276,8 @@ def _shared_tensors(env: ManagerBasedRlEnv) -> dict[str, Tensor]:
         own = {k: v for k, v in vars(entity.data).items() if isinstance(v, Tensor)}
         shared |= {f"{name}.data.{key}": value for key, value in own.items()}
         shared[f"{name}.default_root_pose"] = entity.default_root_pose
+    for name, sensor in env.scene.sensors.items():
+        shared |= {f"{key} of sensor {name!r}": value for key, value in sensor.state().items()}
     for name, term in env.command_manager.terms.items():
         shared[f"command {name!r}"] = term.command
     return shared

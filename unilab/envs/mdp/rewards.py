@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from unilab.checks import Positive
+from unilab.envs import rotations
 from unilab.envs.entity import SceneEntityCfg
 from unilab.envs.managers.reward import RewardTermCfg
 from unilab.envs.managers.term import ManagerTermBase
@@ -91,8 +92,17 @@ def flat_orientation_l2(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = _ROB
 
 
 def upright(env: ManagerBasedRlEnv, std: Positive, asset_cfg: SceneEntityCfg = _ROBOT) -> Tensor:
-    """``exp(-sin(tilt)^2 / std^2)`` of the root. As in mjlab."""
-    return torch.exp(flat_orientation_l2(env, asset_cfg) * (-1.0 / std**2))
+    """``exp(-sin(tilt)^2 / std^2)`` of the root, or of the one body in ``body_names``.
+
+    As in mjlab.
+    """
+    entity, bodies = env.scene[asset_cfg.name], len(asset_cfg.body_ids)
+    if bodies == len(entity.bodies):
+        return torch.exp(flat_orientation_l2(env, asset_cfg) * (-1.0 / std**2))
+    if bodies > 1:
+        raise ConfigError(f"body_names of asset_cfg must be of one body, got {bodies} bodies")
+    gravity = rotations.gravity_direction(entity.data.body_quat_w(asset_cfg)[:, 0])
+    return torch.exp(_sum_sq(gravity[:, :2]) * (-1.0 / std**2))
 
 
 def joint_torques_l2(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = _ROBOT) -> Tensor:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 
 from unilab.envs import (
+    ContactMatch,
+    ContactSensorCfg,
     EntityCfg,
     ObservationGroupCfg,
     ObservationTermCfg,
@@ -25,9 +27,8 @@ HIPS = (".*_hip_yaw_joint", ".*_hip_roll_joint")
 def g1_velocity_flat() -> VelocityEnvCfg:
     """Unitree G1 follows a commanded velocity on flat ground (29 joints, 20 s episodes)."""
     command = {"command_name": "base_velocity"}
-    heights, velocities, contacts = (
-        tuple(f"{foot}_foot_{what}" for foot in FEET) for what in ("pos", "vel", "contact")
-    )
+    heights, velocities = (tuple(f"{foot}_foot_{what}" for foot in FEET) for what in ("pos", "vel"))
+    feet = ContactMatch(mode="body", pattern=".*_ankle_roll_link", entity="robot")
     privileged = {
         "base_lin_vel": ObservationTermCfg(func=mdp.base_lin_vel, scale=2.0),
         "base_height": ObservationTermCfg(func=mdp.base_pos_z),
@@ -41,7 +42,9 @@ def g1_velocity_flat() -> VelocityEnvCfg:
     return VelocityEnvCfg(
         mirror={"left": "right"},
         scene=SceneCfg(
-            model=str(model_path("g1")), entities={"robot": EntityCfg(root_body="pelvis")}
+            model=str(model_path("g1")),
+            entities={"robot": EntityCfg(root_body="pelvis")},
+            sensors={"feet": ContactSensorCfg(primary=feet, track_air_time=True)},
         ),
         decimation=4,
         episode_length_s=20.0,
@@ -89,12 +92,12 @@ def g1_velocity_flat() -> VelocityEnvCfg:
             "feet_air_time": RewardTermCfg(
                 func=mdp.feet_air_time_positive_biped,
                 weight=0.5,
-                params={"sensor_names": contacts, "threshold": 0.4, **command},
+                params={"sensor_name": "feet", "threshold": 0.4, **command},
             ),
             "feet_slide": RewardTermCfg(
                 func=mdp.feet_slide,
                 weight=-0.1,
-                params={"sensor_names": contacts, "velocity_sensor_names": velocities},
+                params={"sensor_name": "feet", "velocity_sensor_names": velocities},
             ),
         },
         terminations={

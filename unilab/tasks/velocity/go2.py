@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 
 from unilab.envs import (
+    ContactMatch,
+    ContactSensorCfg,
     EntityCfg,
     ObservationGroupCfg,
     ObservationTermCfg,
@@ -22,9 +24,8 @@ FEET = ("FL", "FR", "RL", "RR")
 def go2_velocity_flat() -> VelocityEnvCfg:
     """Unitree Go2 follows a commanded velocity on flat ground (12 joints, 20 s episodes)."""
     command = {"command_name": "base_velocity"}
-    contacts, velocities = (
-        tuple(f"{foot}_foot_{what}" for foot in FEET) for what in ("contact", "vel")
-    )
+    velocities = tuple(f"{foot}_foot_vel" for foot in FEET)
+    feet = ContactMatch(mode="geom", pattern=FEET, entity="robot")
     privileged = {
         "base_lin_vel": ObservationTermCfg(func=mdp.base_lin_vel, scale=2.0),
         "base_height": ObservationTermCfg(func=mdp.base_pos_z, scale=3.0),
@@ -32,7 +33,9 @@ def go2_velocity_flat() -> VelocityEnvCfg:
     return VelocityEnvCfg(
         mirror={"FL": "FR", "RL": "RR"},
         scene=SceneCfg(
-            model=str(model_path("go2")), entities={"robot": EntityCfg(root_body="base")}
+            model=str(model_path("go2")),
+            entities={"robot": EntityCfg(root_body="base")},
+            sensors={"feet": ContactSensorCfg(primary=feet, track_air_time=True)},
         ),
         decimation=4,
         episode_length_s=20.0,
@@ -70,12 +73,12 @@ def go2_velocity_flat() -> VelocityEnvCfg:
             "feet_air_time": RewardTermCfg(
                 func=mdp.feet_air_time,
                 weight=0.5,
-                params={"sensor_names": contacts, "threshold": 0.2, **command},
+                params={"sensor_name": "feet", "threshold": 0.2, **command},
             ),
             "feet_slide": RewardTermCfg(
                 func=mdp.feet_slide,
                 weight=-0.05,
-                params={"sensor_names": contacts, "velocity_sensor_names": velocities},
+                params={"sensor_name": "feet", "velocity_sensor_names": velocities},
             ),
         },
         terminations={

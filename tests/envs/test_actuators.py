@@ -10,6 +10,7 @@ import pytest
 import torch
 from envs.tables import act, drive, twins_cfg
 
+from unilab import checks
 from unilab.backends import MujocoBackend, assert_backend_conforms
 from unilab.envs import (
     DCMotorCfg,
@@ -142,17 +143,23 @@ def test_gains_of_the_model_file_change_nothing_bit_for_bit():
     assert torch.equal(runs[0]["next", "critic"], runs[1]["next", "critic"])
 
 
+@pytest.mark.parametrize("expanded", ["body_pos", "body_mass"])  # other ways to reset
 @pytest.mark.parametrize("lag", [0, 1, 2, 3, 7])
-def test_a_control_acts_a_whole_number_of_physics_steps_late(tmp_path, lag):
-    """Also where sums of the time step are not its multiples."""
-    late = replace(MOTOR, delay_min_lag=lag, delay_max_lag=lag, joint_names_expr="hip")
+def test_a_control_acts_a_whole_number_of_physics_steps_late(tmp_path, lag, expanded):
+    """Also where sums of the time step are not its multiples, and after a reset."""
+    late = replace(PD, damping=0.0, delay_min_lag=lag, delay_max_lag=lag, effort_limit=math.inf)
     backend = arms(tmp_path, 1, late=late).backend
-    force = backend.get_state_views()["actuator_force"]
-    for step in range(3000):
-        ctrl = torch.tensor([[0.001 * step + 1.0, 0.0]])
-        backend.step_tensor(ctrl, 1)
-        sent = 0.001 * (step - lag) + 1.0 if step >= lag else 0.0
-        assert float(force[0, 0]) == pytest.approx(sent, abs=1e-6), step
+    backend.expand(expanded)
+    views = backend.get_state_views()
+    home, rest = backend.default_qpos.unsqueeze(0), torch.zeros(1, 4)
+    for steps in (2000, 30):
+        backend.set_state_tensor(torch.tensor([0]), home, rest)
+        for step in range(steps):
+            before = float(views["qpos"][0, 0])
+            backend.step_tensor(torch.tensor([[0.0001 * step, 0.0]]), 1)
+            target = -2.0 * 0.5 if step < lag else 0.0001 * (step - lag)
+            wanted = 20.0 / 4.0 * (target - -2.0 * before)
+            assert float(views["actuator_force"][0, 0]) == pytest.approx(wanted, abs=1e-6), step
 
 
 def test_robots_draw_their_lags_in_each_episode_and_begin_with_the_home_control(tmp_path):
@@ -290,6 +297,18 @@ BAD_FIELDS = {
 def test_a_number_out_of_range_is_refused_by_name(name):
     with pytest.raises(ConfigError, match=name):
         replace(DC, **BAD_FIELDS[name])
+
+
+def test_fields_of_actuators_are_overridden_by_their_paths():
+    base = go2_velocity_flat()
+    robot = replace(base.scene.entities["robot"], actuators={"legs": replace(DC, delay_max_lag=2)})
+    cfg = replace(base, scene=replace(base.scene, entities={"robot": robot}))
+    legs = "scene.entities.robot.actuators.legs"
+    changed = checks.replace(cfg, {f"{legs}.velocity_limit": 9.0, "randomize": False})
+    motors = changed.scene.entities["robot"].actuators["legs"]
+    assert (motors.velocity_limit, motors.delay_max_lag) == (9.0, 0)
+    with pytest.raises(ConfigError, match=rf"{legs}.*damping"):
+        checks.replace(cfg, {f"{legs}.damping": -1.0})
 
 
 BAD_GROUPS = {

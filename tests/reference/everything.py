@@ -137,7 +137,15 @@ def go2_with_everything() -> VelocityEnvCfg:
         init_at_random_ep_len=True,
         observations={**cfg.observations, "obs": replace(obs, terms=terms)},
         actions={
-            "joint_pos": replace(cfg.actions["joint_pos"], delay_max_lag=3, delay_update_period=2)
+            "rear": replace(
+                cfg.actions["joint_pos"],
+                actuator_names=("R.*",),
+                delay_max_lag=3,
+                delay_update_period=2,
+            ),
+            "front": mdp.RelativeJointPositionActionCfg(
+                actuator_names=("F._.*_joint",), scale=0.3, clip={"F._thigh": (-0.2, 0.25)}
+            ),
         },
         commands={
             "base_velocity": replace(

@@ -18,8 +18,8 @@ ALL, SOME, OTHERS = torch.arange(N), torch.tensor([1, 3]), torch.tensor([0, 2, 4
 CPU = torch.device("cpu")
 _RANDOMISED = ("body_mass", "body_inertia", "body_ipos", "geom_friction", "dof_armature",
                "dof_damping", "dof_frictionloss", "actuator_gainprm", "actuator_biasprm",
-               "opt.gravity")  # fmt: skip
-"""Model fields that the events of :mod:`unilab.envs.mdp` write."""
+               "actuator_delay", "opt.gravity")  # fmt: skip
+"""Model fields that the events of :mod:`unilab.envs.mdp` and delayed actuators write."""
 _KINEMATICS = ("xpos", "xquat", "cvel", "subtree_com")
 
 

@@ -114,7 +114,6 @@ def motors_of(
         label = f"actuators {group!r} of {entity!r}"
         found = find_names(cfg.joint_names_expr, joints, f"joint of {entity!r} for {label}")
         names = [joints[i] for i in found]
-
         given = {n: getattr(cfg, n) for n in _NUMBERS if getattr(cfg, n, None) is not None}
         numbers: dict[str, list[float | None]] = {"effort_limit": [None] * len(names)}
         for name, value in given.items():
@@ -178,14 +177,14 @@ def add_motor(spec: mujoco.MjSpec, motor: Motor) -> float:
     return inherited
 
 
-def delay_of(lag: Any, timestep: float) -> Any:
+def delay_of(lag: int, timestep: float) -> float:
     """MuJoCo's delay (s) for a lag in physics steps.
 
-    MuJoCo shows the last control before ``time - delay``. Half a step less than the lag is far from
-    the times of the steps, which are sums with rounding errors: a delay of whole steps would often
-    be one step too long.
+    MuJoCo applies the last control before ``time - delay``. Half a step less than the lag is far
+    from the times of the steps, which are sums with rounding errors: a delay of whole steps would
+    often be one step too long.
     """
-    return (lag - 0.5) * timestep if isinstance(lag, Tensor) or lag else 0.0
+    return max(lag - 0.5, 0.0) * timestep
 
 
 def _target(stiffness: float, damping: float) -> str:
@@ -223,26 +222,28 @@ class ActuatorDelays:
 
     def __init__(self, env: ManagerBasedRlEnv) -> None:
         self._env = env
-        self._groups: list[tuple[Tensor, IdealPDActuatorCfg]] = []
+        self._groups: list[tuple[Tensor, Tensor]] = []
+        """Ids of the actuators, and the delays that they may have."""
         for entity in env.scene.entities.values():
             for cfg in entity.cfg.actuators.values():
                 if cfg.delay_min_lag < cfg.delay_max_lag:
                     ids = entity.find_actuators(None, entity.find_joints(cfg.joint_names_expr))
-                    self._groups.append((torch.tensor(ids, device=env.device), cfg))
+                    lags = range(cfg.delay_min_lag, cfg.delay_max_lag + 1)
+                    delays = [delay_of(lag, env.backend.timestep) for lag in lags]
+                    at = torch.tensor(ids, device=env.device)
+                    self._groups.append((at, torch.tensor(delays, device=env.device)))
         if self._groups:
             if "actuator_delay" not in env.backend.get_tensor_capabilities().model_fields:
                 raise CapabilityError(
-                    "the backend cannot vary delays: set delay_min_lag to the max"
+                    "the backend must have a delay for each environment: without it delay_min_lag "
+                    "must be delay_max_lag"
                 )
             env.scene.declare_field("actuator_delay")
 
     def stage_reset(self, rows: Tensor) -> None:
         """Stage new delays for rows ``[n]``, one for all motors of a group."""
-        env = self._env
-        for ids, cfg in self._groups:
-            low, high = cfg.delay_min_lag, cfg.delay_max_lag + 1
-            lag = torch.randint(
-                low, high, (rows.shape[0], 1), generator=env.generator, device=env.device
-            )
-            delay = delay_of(lag.double(), env.backend.timestep).clamp(min=0.0)
-            env.scene.write_field("actuator_delay", (ids,), delay.expand(-1, ids.shape[0]))
+        env, n = self._env, rows.shape[0]
+        for ids, delays in self._groups:
+            draw = torch.rand(n, generator=env.generator, device=env.device)
+            delay = delays[(draw * len(delays)).long()].unsqueeze(1)
+            env.scene.write_field("actuator_delay", (ids,), delay.expand(n, len(ids)))

@@ -261,12 +261,14 @@ def _relative(
 ) -> Iterator[tuple[EntityData, Tensor, Tensor, Tensor]]:
     """By entity: its data, the joints of relative targets, their columns of the action, and the
     control for each rad of their position."""
-    relative = {c.actuator.joint: i for i, c in enumerate(columns) if _is_relative(c)}
+    left = [i for i, column in enumerate(columns) if _is_relative(column)]
     for name, entity in env.scene.entities.items():
-        joints = [i for i, joint in enumerate(entity.joint_names) if joint in relative]
-        if joints:
+        at = {joint: i for i, joint in enumerate(entity.joint_names)}
+        own = [i for i in left if columns[i].actuator.joint in at]
+        left = [i for i in left if i not in own]
+        if own:
             env.scene.declare(name, "joint_pos")
-            own = [relative.pop(entity.joint_names[i]) for i in joints]
+            joints = [at[columns[i].actuator.joint or ""] for i in own]
             factors = [1.0 / columns[i].joint_gain for i in own]
             yield (
                 entity.data,
@@ -274,8 +276,9 @@ def _relative(
                 torch.tensor(own, device=env.device),
                 torch.tensor(factors, device=env.device),
             )
-    if relative:
-        raise ConfigError(f"joints {list(relative)} of relative actions must be of an entity")
+    if left:
+        names = [columns[i].actuator.name for i in left]
+        raise ConfigError(f"actuators {names} of relative actions must be on joints of an entity")
 
 
 def _is_relative(column: ActionColumn) -> bool:

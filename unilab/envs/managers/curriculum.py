@@ -24,7 +24,7 @@ class CurriculumTermCfg(TermCfg):
     that are reset: those whose episodes end, or all of them in the first reset.
 
     The returned value is logged as ``Curriculum/<name>``: a number, a tensor of one element, a dict
-    of these, or None for nothing.
+    of these, or None for nothing. A tensor on an accelerator is read when metrics are drained.
 
     A class may have ``state_dict()`` and ``load_state_dict(state)``, of tensors, numbers and
     strings in dicts and lists: checkpoints then save its state, and evaluations and ``unilab
@@ -40,7 +40,7 @@ class CurriculumManager:
         self._terms = [
             bind_term(env, "curriculum", name, term, leading=2) for name, term in cfg.items()
         ]
-        self._state: dict[str, float] = {}
+        self._state: dict[str, float | Tensor] = {}
         for name, func in self._stateful().items():
             if not hasattr(func, "load_state_dict"):
                 raise ConfigError(
@@ -64,6 +64,9 @@ class CurriculumManager:
         values = value if isinstance(value, dict) else {"": value}
         for key, number in values.items():
             tag = f"{term.name}/{key}" if key else term.name
+            if isinstance(number, Tensor) and number.device.type != "cpu":
+                self._state[tag] = number.reshape(())
+                continue
             try:
                 shown = float(number)
             except (TypeError, ValueError, RuntimeError) as error:
@@ -90,11 +93,13 @@ class CurriculumManager:
     @property
     def metrics(self) -> dict[str, float]:
         """``Curriculum/<name>``, the last values that the terms returned."""
-        return {f"Curriculum/{tag}": value for tag, value in self._state.items()}
+        return {f"Curriculum/{tag}": float(value) for tag, value in self._state.items()}
 
     def __str__(self) -> str:
         rows = []
         for term in self._terms:
-            state = (f"{v:g}" for t, v in self._state.items() if t.split("/")[0] == term.name)
+            state = (
+                f"{float(v):g}" for t, v in self._state.items() if t.split("/")[0] == term.name
+            )
             rows.append((term.name, ", ".join(state)))
         return table("curriculum", rows)

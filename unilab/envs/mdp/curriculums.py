@@ -95,7 +95,7 @@ class terrain_levels_vel(ManagerTermBase):
         env_ids: Tensor,
         command_name: str,
         asset_cfg: SceneEntityCfg = _ROBOT,
-    ) -> dict[str, float]:
+    ) -> dict[str, Tensor]:
         terrain, ends = env.scene.require_terrain(), env.termination_manager
         walked = env.scene[asset_cfg.name].data.root_pos_w[:, :2] - terrain.env_origins[:, :2]
         distance = walked.norm(dim=1)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -40,8 +38,11 @@ class Terrain:
         self._first = -0.5 * (nx - 1) * cfg.horizontal_scale, -0.5 * (ny - 1) * cfg.horizontal_scale
         self.half_size = -self._first[0], -self._first[1]
         """Distance of the field's edges from the origin along x and y, m."""
-        columns = [[kind == name for kind in self.kinds] for name in cfg.sub_terrains]
-        self._of_kind = torch.tensor(columns, device=device)[:, self.types].float()
+        kinds = [self.kinds[i] for i in self.types.tolist()]
+        members = [[1.0] * num_envs, *([k == kind for k in kinds] for kind in dict.fromkeys(kinds))]
+        shares = torch.tensor(members, dtype=torch.float32, device=device)
+        self._shares = shares / shares.sum(1, keepdim=True)
+        self._groups = ["mean", *dict.fromkeys(kinds)]
         self._flat = self.heights.flatten()
         self._highest = _highest_around(self.heights, round(_FOOTPRINT / cfg.horizontal_scale))
 
@@ -101,12 +102,10 @@ class Terrain:
         moved = torch.where(moved >= self.cfg.num_rows, drawn, moved.clamp(min=0))
         self.levels.index_copy_(0, env_ids, moved)
 
-    def mean_levels(self) -> dict[str, float]:
+    def mean_levels(self) -> dict[str, Tensor]:
         """Mean level of all environments, ``mean``, and of those on each kind of terrain."""
-        levels, here = self.levels.float(), self._of_kind.sum(1)
-        means = torch.cat((levels.mean()[None], self._of_kind @ levels / here)).tolist()
-        names = ["mean", *self.cfg.sub_terrains]
-        return {n: m for n, m in zip(names, means, strict=True) if not math.isnan(m)}
+        means = (self._shares @ self.levels.float()).unbind()
+        return dict(zip(self._groups, means, strict=True))
 
 
 def _highest_around(heights: Tensor, reach: int) -> Tensor:

@@ -21,14 +21,14 @@ from unilab.envs import TorchEnv, checked_mirror
 from unilab.modules import FlashSACCritic, FlashSACPolicy, build_actor
 from unilab.objectives import FlashSACLoss
 from unilab.output import say
-from unilab.trainers import Evaluator, FlashSACLearner, OffPolicyRunner, Run, run_identity
+from unilab.trainers import Evaluator, FlashSACLearner, OffPolicyRunner, Ranks, Run, run_identity
 
 
 def make_learner(
     algo: FlashSACAlgoCfg, env: TorchEnv, critic_obs: str, device: torch.device
 ) -> FlashSACLearner:
     """Networks, loss and optimizers for the observations and actions of an environment."""
-    params, widths = algo.algo_params, env.obs_groups_spec
+    params, widths, ranks = algo.algo_params, env.obs_groups_spec, Ranks()
     action_dim = env.action_spec.shape[-1]
     actor = build_actor(
         params.actor_spec(env.action_spec),
@@ -63,7 +63,7 @@ def make_learner(
         lr=params.lr,
         lr_end=params.lr_end,
         warmup_steps=params.lr_warmup_steps,
-        decay_steps=params.lr_decay_steps or algo.planned_updates(),
+        decay_steps=params.lr_decay_steps or algo.planned_updates(ranks.size),
         actor_update_period=params.actor_update_period,
         tau=params.tau,
         amp_dtype=params.amp_dtype,
@@ -71,6 +71,7 @@ def make_learner(
         compile=params.compile,
         use_whole_cycle_cuda_graph=params.use_whole_cycle_cuda_graph,
         actor_normalize_parameters=params.actor_normalize_parameters,
+        sync_gradients=ranks.average_gradients,
     )
 
 
@@ -79,7 +80,7 @@ def train(cfg: FlashSACCfg) -> int:
     algo, training = cfg.algo, cfg.training
     device = training.resolve_device()
     torch.set_num_threads(training.resolve_threads(device, algo.update_size()).learner)
-    torch.manual_seed(training.seed)
+    torch.manual_seed(training.rank_seed)
 
     eval_env = make_eval_env(cfg)
     critic_obs = "critic" if "critic" in eval_env.obs_groups_spec else "obs"
@@ -109,8 +110,8 @@ def train(cfg: FlashSACCfg) -> int:
         policy,
         placement=training.resolve_placement(),
         frames_per_batch=algo.num_envs,
-        total_frames=algo.frames_left(run.counters.frames),
-        init_random_frames=algo.random_frames_left(run.counters.frames),
+        total_frames=algo.frames_left(run.counters.frames, run.ranks.size),
+        init_random_frames=algo.random_frames_left(run.counters.frames, run.ranks.size),
     )
     with OffPolicyRunner(
         collector,

@@ -27,7 +27,7 @@ from unilab.conf.envs import make_eval_env, make_training_env
 from unilab.conf.ppo import PPOAlgoCfg, PPOCfg
 from unilab.output import say
 from unilab.record import MetricLogger, RunFolder
-from unilab.trainers import Evaluator
+from unilab.trainers import Evaluator, Ranks
 
 
 def rsl_rl_config(algo: PPOAlgoCfg, obs_groups: dict[str, list[str]]) -> dict[str, Any]:
@@ -67,21 +67,37 @@ def rsl_rl_config(algo: PPOAlgoCfg, obs_groups: dict[str, list[str]]) -> dict[st
     }
 
 
+class RankRunner(OnPolicyRunner):
+    """RSL-RL's runner in the process group of ``training.devices``, also on CPUs.
+
+    RSL-RL makes a group of CUDA devices only. Broadcast and averaging stay its own.
+    """
+
+    def _configure_multi_gpu(self) -> None:
+        ranks = Ranks()
+        self.is_distributed, self.gpu_world_size = ranks.size > 1, ranks.size
+        self.gpu_global_rank = self.gpu_local_rank = ranks.rank
+        places = {"global_rank": ranks.rank, "local_rank": ranks.rank, "world_size": ranks.size}
+        self.cfg["multi_gpu"] = places if ranks.size > 1 else None
+
+
 def train(cfg: PPOCfg) -> int:
     """Run one training; returns the exit code."""
     cfg = replace(cfg, training=replace(cfg.training, collector="sync"))
     algo, training = cfg.algo, cfg.training
     device = training.resolve_device()
     torch.set_num_threads(training.resolve_threads(device, algo.update_size()).learner)
-    torch.manual_seed(training.seed)
+    torch.manual_seed(training.rank_seed)
 
-    folder = RunFolder.create(
-        cfg.task, training.seed, log_root=training.log_root, path=training.run_dir
+    ranks = Ranks()
+    folder = ranks.from_first(
+        lambda: RunFolder.create(
+            cfg.task, training.seed, log_root=training.log_root, path=training.run_dir
+        )
     )
-    folder.write_config(asdict(cfg))
     eval_env = make_eval_env(cfg)
     env = RslRlVecEnv(make_training_env(cfg), clip_actions=False)  # as train_ppo.py
-    runner = OnPolicyRunner(
+    runner = RankRunner(
         env,
         rsl_rl_config(algo, env.obs_groups),
         log_dir=str(folder.path / "rsl_rl"),
@@ -94,17 +110,26 @@ def train(cfg: PPOCfg) -> int:
 
     policy = TensorDictModule(act, in_keys=["obs"], out_keys=["action"])
     evaluate = Evaluator(eval_env, policy, trained=env.env)
-    logger = MetricLogger(folder)
-    iterations = max(1, (training.eval_interval or algo.total_frames) // algo.rollout_frames)
+    if ranks.is_first:
+        folder.write_config(asdict(cfg))
+        logger = MetricLogger(folder)
+
+    def log_evaluation() -> None:
+        metrics = evaluate()
+        logger.log(frames, minutes(), metrics)
+        say(f"{frames:,} steps: Eval/return {metrics['Eval/return']:.3f}")
+
+    def minutes() -> float:
+        return (time.perf_counter() - began) / 60
+
+    rollout = ranks.size * algo.rollout_frames
+    iterations = max(1, (training.eval_interval or algo.total_frames) // rollout)
     frames, began = 0, time.perf_counter()
     limit = training.max_minutes or float("inf")
-    while frames < algo.total_frames and time.perf_counter() - began < 60 * limit:
+    while frames < algo.total_frames and not ranks.max(minutes() >= limit):
         runner.learn(iterations)
-        frames += iterations * algo.rollout_frames
-        metrics = evaluate()
-        logger.log(frames, (time.perf_counter() - began) / 60, metrics)
-        say(f"{frames:,} steps: Eval/return {metrics['Eval/return']:.3f}")
-    logger.close()
+        frames += iterations * rollout
+        ranks.from_first(log_evaluation)
     eval_env.close()
     env.close()
     return 0

@@ -23,7 +23,7 @@ from unilab.envs import TorchEnv, checked_mirror
 from unilab.modules import FlashSACPolicy, ValueNetwork, action_range, build_actor
 from unilab.objectives import functional
 from unilab.output import say
-from unilab.trainers import Evaluator, OffPolicyRunner, Run, SACLearner, run_identity
+from unilab.trainers import Evaluator, OffPolicyRunner, Ranks, Run, SACLearner, run_identity
 
 
 def make_learner(
@@ -63,7 +63,11 @@ def make_learner(
     )
     loss.make_value_estimator(gamma=algo.gamma)
     return SACLearner(
-        loss, lr=params.lr, actor_update_period=params.actor_update_period, tau=params.tau
+        loss,
+        lr=params.lr,
+        actor_update_period=params.actor_update_period,
+        tau=params.tau,
+        sync_gradients=Ranks().average_gradients,
     )
 
 
@@ -72,7 +76,7 @@ def train(cfg: SACCfg) -> int:
     algo, training = cfg.algo, cfg.training
     device = training.resolve_device()
     torch.set_num_threads(training.resolve_threads(device, algo.update_size()).learner)
-    torch.manual_seed(training.seed)
+    torch.manual_seed(training.rank_seed)
 
     eval_env = make_eval_env(cfg)
     critic_obs = "critic" if "critic" in eval_env.obs_groups_spec else "obs"
@@ -101,8 +105,8 @@ def train(cfg: SACCfg) -> int:
         policy,
         placement=training.resolve_placement(),
         frames_per_batch=algo.num_envs,
-        total_frames=algo.frames_left(run.counters.frames),
-        init_random_frames=algo.random_frames_left(run.counters.frames),
+        total_frames=algo.frames_left(run.counters.frames, run.ranks.size),
+        init_random_frames=algo.random_frames_left(run.counters.frames, run.ranks.size),
     )
     with OffPolicyRunner(
         collector,

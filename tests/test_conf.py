@@ -15,7 +15,6 @@ from unilab.conf import algorithms, checked_settings, compose, register_algorith
 from unilab.conf.flashsac import FlashSACCfg
 from unilab.conf.ppo import PPOAlgoCfg, PPOCfg
 from unilab.conf.sac import SACCfg
-from unilab.conf.training_command import hydra_main
 from unilab.errors import CheckpointError, ConfigError
 from unilab.record import RunFolder
 from unilab.tasks import SUITE_TASKS
@@ -204,14 +203,6 @@ def train(cfg):
 
 hydra_main(train, FlashSACCfg)()
 """
-
-
-def test_one_of_several_ranks_does_not_train_a_copy_of_its_own(monkeypatch, capsys):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(SystemExit) as exit_:
-        hydra_main(print, FlashSACCfg)()
-    assert exit_.value.code == 2
-    assert "WORLD_SIZE must be 1, got 2" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,10 @@ def test_frames_left_are_whole_steps_of_all_environments():
     assert algo.planned_updates() == 56 * 2
     assert [algo.frames_left(done) for done in (0, 992)] == [1008, 16]
     assert [algo.random_frames_left(done) for done in (0, 64, 112)] == [112, 48, 0]
+    # Of two ranks, which share the steps and fill a buffer each:
+    assert algo.planned_updates(2) == 25 * 2
+    assert [algo.frames_left(done, 2) for done in (0, 992)] == [512, 16]
+    assert [algo.random_frames_left(done, 2) for done in (0, 64, 224)] == [112, 80, 0]
     with pytest.raises(ConfigError, match="total_frames"):
         algo.frames_left(1008)
     assert OffPolicyCfg(random_warmup=False).random_frames_left(0) == 0
@@ -61,6 +65,8 @@ def test_auto_pipelines_if_the_learner_is_on_an_accelerator():
         (3, "2", {}, CPU, (2, 3)),
         (3, "8", {}, CPU, (3, 3)),
         (3, "1", {"num_threads": 2}, CPU, (2, 3)),
+        (7, None, {"devices": ("cpu", "cpu")}, CPU, (3, 3)),
+        (1, None, {"devices": ("cpu", "cpu")}, CPU, (1, 1)),
         (6, None, {"collector": "pipelined"}, CPU, (6, 6)),
         (6, None, {"collector": "pipelined"}, CUDA, (1, 5)),
         (6, None, {"collector": "pipelined", "num_threads": 2}, CUDA, (2, 4)),

@@ -49,6 +49,10 @@ class CollectorError(UnilabError, RuntimeError):
     """The environment process died, hung or raised."""
 
 
+class RankError(UnilabError, RuntimeError):
+    """A rank of a data-parallel training died, or lost the others."""
+
+
 def did_you_mean(name: str, options: Iterable[str]) -> str:
     """The nearest options as a hint to append to a message, e.g. ``" (did you mean 'a'?)"``.
 

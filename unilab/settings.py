@@ -20,10 +20,10 @@ class OffPolicyCfg:
     """Data of an off-policy algorithm: how much is collected, kept and used."""
 
     num_envs: Count = 256
-    """Environments in parallel. More: faster and less correlated data, fewer updates for each
-    transition."""
+    """Environments in parallel, of each rank. More: faster and less correlated data, fewer updates
+    for each transition."""
     total_frames: Count = 5_000_000
-    """Length of the run in environment steps, all environments together."""
+    """Length of the run in environment steps, all environments of all ranks together."""
     batch_size: Count = 512
     """Transitions of one update. Larger: steadier batch statistics, slower updates."""
     updates_per_step: Count = 1
@@ -59,21 +59,29 @@ class OffPolicyCfg:
                 f"got {self.replay_capacity}: the buffer would never hold what an update needs"
             )
 
-    def planned_updates(self) -> int:
-        """Updates of the whole run."""
-        steps = (self.total_frames - self.learning_starts) // self.num_envs
+    def planned_updates(self, ranks: int = 1) -> int:
+        """Updates of the whole run, which ``ranks`` take together."""
+        steps = (self.total_frames // ranks - self.learning_starts) // self.num_envs
         return max(1, steps * self.updates_per_step)
 
-    def frames_left(self, done: int) -> int:
-        """Environment steps to take after ``done``, in whole steps of all environments."""
-        return _frames_left(done, self.total_frames, self.num_envs)
+    def frames_left(self, done: int, ranks: int = 1) -> int:
+        """Environment steps for each of ``ranks`` to take after ``done`` of all.
 
-    def random_frames_left(self, done: int) -> int:
-        """Environment steps to take after ``done`` with uniform random actions.
+        In whole steps of a rank's environments.
+        """
+        if self.total_frames <= ranks * self.learning_starts:
+            raise ConfigError(
+                f"total_frames must be more than {ranks} * learning_starts={self.learning_starts}, "
+                f"got {self.total_frames}: a run of {ranks} ranks would end before its first update"
+            )
+        return _frames_left(done, self.total_frames, self.num_envs, ranks)
+
+    def random_frames_left(self, done: int, ranks: int = 1) -> int:
+        """Environment steps for each rank to take after ``done`` of all with random actions.
 
         A resumed run refills its buffer with its policy.
         """
-        left = max(0, self.learning_starts - done) if self.random_warmup else 0
+        left = max(0, self.learning_starts - done // ranks) if self.random_warmup else 0
         return _whole(left, self.num_envs)
 
 
@@ -86,12 +94,13 @@ class OnPolicyCfg:
     """
 
     num_envs: Count = 256
-    """Environments in parallel. More: steadier gradients, fewer updates for each transition."""
+    """Environments in parallel, of each rank. More: steadier gradients, fewer updates for each
+    transition."""
     num_steps: Count = 24
     """Control steps of a rollout, in each environment. Longer: less of a return is estimated by the
     value network, more frames for each update."""
     total_frames: Count = 10_000_000
-    """Length of the run in environment steps, all environments together."""
+    """Length of the run in environment steps, all environments of all ranks together."""
     num_epochs: Count = 5
     """Passes over a rollout."""
     num_minibatches: Count = 4
@@ -111,9 +120,12 @@ class OnPolicyCfg:
                 f"rollout, got {self.num_minibatches}: increase num_envs or num_steps"
             )
 
-    def frames_left(self, done: int) -> int:
-        """Environment steps to take after ``done``, in whole rollouts."""
-        return _frames_left(done, self.total_frames, self.rollout_frames)
+    def frames_left(self, done: int, ranks: int = 1) -> int:
+        """Environment steps for each of ``ranks`` to take after ``done`` of all.
+
+        In whole rollouts.
+        """
+        return _frames_left(done, self.total_frames, self.rollout_frames, ranks)
 
     @property
     def rollout_frames(self) -> int:
@@ -121,13 +133,13 @@ class OnPolicyCfg:
         return self.num_envs * self.num_steps
 
 
-def _frames_left(done: int, total: int, unit: int) -> int:
+def _frames_left(done: int, total: int, unit: int, ranks: int) -> int:
     if done >= total:
         raise ConfigError(
             f"algo.total_frames must be more than the {done} steps that the run has taken, got "
             f"{total}: continue it with algo.total_frames={2 * done}"
         )
-    return _whole(total - done, unit)
+    return _whole(-(-(total - done) // ranks), unit)
 
 
 def _whole(frames: int, unit: int) -> int:
@@ -155,6 +167,9 @@ class TrainingCfg:
     """Seed of environments, networks, exploration and sampling."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the learner; auto: cuda if there is one, else cpu."""
+    devices: tuple[str, ...] | None = None
+    """Devices of a data-parallel training, e.g. ``[cuda:0,cuda:1]`` or ``[cpu,cpu]``: each is a
+    rank, a process with its own environments. null: one process, on ``device``."""
     collector_tensor_device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of collected tensors, in the environments and in the ring; auto: the learner's if it
     is CUDA, else cpu."""
@@ -162,8 +177,8 @@ class TrainingCfg:
     """pipelined: environments step in a second process while the learner updates; sync: in turns;
     auto: pipelined if the learner is on an accelerator."""
     num_threads: Count | None = None
-    """CPU threads of the learner; null: by the size of networks and batch, at most as many as there
-    are cores and OMP_NUM_THREADS, and 1 if pipelined on CUDA."""
+    """CPU threads of a rank's learner; null: by the size of networks and batch, at most as many as
+    OMP_NUM_THREADS and as it has cores, which the ranks share; 1 if pipelined on CUDA."""
     run_dir: str | None = None
     """Folder of this run; null: ``<log_root>/<task>/<timestamp>_seed<seed>``."""
     log_root: str = "runs"
@@ -192,13 +207,30 @@ class TrainingCfg:
     def __post_init__(self) -> None:
         if self.resume == "":  # an unset variable of the shell
             raise ConfigError("training.resume must be the folder of a run, got ''")
+        if self.devices is not None and self.device != "auto":
+            raise ConfigError(
+                f"training.device must be auto with training.devices, got {self.device}: leave one "
+                "of them out"
+            )
         if self.collector_tensor_device == "cuda":
             self.resolve_placement()
 
+    @property
+    def rank(self) -> int:
+        """Place of this process in ``devices``, as ``torchrun`` and the launcher set it."""
+        return int(os.environ.get("RANK") or 0) if len(self.devices or ()) > 1 else 0
+
+    @property
+    def rank_seed(self) -> int:
+        """Seed of this rank; rank 0's is ``seed``, so that sweeps over seeds share none."""
+        return self.seed + 10_000 * self.rank
+
     def resolve_device(self) -> torch.device:
-        """The learner's device."""
+        """The learner's device, in this rank."""
         import torch
 
+        if self.devices:
+            return torch.device(self.devices[self.rank])
         available = torch.cuda.is_available()
         if self.device == "cuda" and not available:
             raise PlacementError(
@@ -223,7 +255,7 @@ class TrainingCfg:
         return self.collector
 
     def resolve_threads(self, device: torch.device, update_size: int = _THREAD_SIZE) -> Threads:
-        """CPU threads for a learner on ``device``.
+        """CPU threads for a learner on ``device``; ranks share the cores.
 
         Physics takes all cores, also when it overlaps with a learner on the CPU, and all but the
         learner's beside a learner on an accelerator.
@@ -233,6 +265,7 @@ class TrainingCfg:
         """
         affinity = getattr(os, "sched_getaffinity", None)  # in a container fewer than there are
         cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+        cores = max(1, cores // len(self.devices or (self.device,)))
         if device.type != "cpu" and self.resolve_collector(device) == "pipelined":
             learner = self.num_threads or 1
             return Threads(learner, max(1, cores - learner))

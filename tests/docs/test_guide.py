@@ -158,6 +158,16 @@ def test_deploy_page_plays_films_exports_and_controls(
     assert keys == set(policy.metadata)
 
 
+def test_program_for_several_devices_runs_in_two_processes(tmp_path: Path) -> None:
+    (program,) = blocks("guide/several_devices.md", "python")
+    for text, less in SMALLER.items():
+        program = program.replace(text, less)
+    (tmp_path / "program.py").write_text(program)
+    run_python(tmp_path, "program.py")
+    state = torch.load(tmp_path / "learner.pt", weights_only=True)
+    assert state["update_count"] == (1024 - 512) // 32 + 1
+
+
 SMALLER = {"3_000_000": "1_024", "5_000_000": "1_024", "20_480": "512", "256": "32"}
 
 

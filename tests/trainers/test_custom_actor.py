@@ -103,7 +103,8 @@ def test_c11_auxiliary_gradients_reach_the_actor_through_its_optimizer():
 def test_c11_each_optimizer_steps_with_what_the_gradient_hook_left():
     seen: list[nn.Parameter] = []
 
-    def erase(params: list[nn.Parameter]) -> None:
+    def erase(params: list[nn.Parameter], losses: dict[str, Tensor]) -> None:
+        assert all(loss.isfinite() for loss in losses.values())
         seen.extend(params)
         assert any(p.grad.abs().sum() > 0 for p in params)
         for p in params:

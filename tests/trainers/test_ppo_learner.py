@@ -173,7 +173,7 @@ def test_an_update_adapts_the_rate_and_clips_each_networks_gradient(desired_kl):
 def test_synchronised_gradients_are_what_is_stepped_and_what_the_rate_follows():
     """All processes must take the same step, of the mean gradient at the mean divergence."""
 
-    def average(parameters: list[torch.nn.Parameter]) -> None:
+    def average(parameters: list[torch.nn.Parameter], _: Any) -> None:
         weights = [*made.actor.parameters(), *made.critic.parameters()]
         assert [*map(id, parameters[:-1])] == [*map(id, weights)]
         for p in parameters:

@@ -17,7 +17,7 @@ def make_training_env(cfg: Any) -> TorchEnv | EnvProcess:
         cfg.task,
         num_envs=cfg.algo.num_envs,
         device=str(training.resolve_placement().env_device),
-        seed=training.seed,
+        seed=training.rank_seed,
         overrides={"num_threads": training.resolve_threads(device).physics} | cfg.env,
     )
     return EnvProcess(make_env) if training.resolve_collector(device) == "pipelined" else make_env()

@@ -35,19 +35,18 @@ def hydra_main(train: Callable[[Any], int], cfg: type) -> Callable[[], None]:
     Errors and exit codes are those of :func:`~unilab.output.exit_code`.
 
     Args:
-        train: gets the settings, once for each job of a ``--multirun``; returns the exit code.
+        train: gets the settings, once for each job of a ``--multirun``, in a process for each of
+            ``training.devices``; returns the exit code.
         cfg: dataclass of the settings.
     """
 
     def job(config: DictConfig) -> None:
-        report_errors(lambda: train(resolve(config, HydraConfig.get().overrides.task, cfg)))
+        from unilab.trainers import launch  # takes seconds, which --help need not wait for
+
+        settings = resolve(config, HydraConfig.get().overrides.task, cfg)
+        report_errors(lambda: launch(train, settings.training.devices, settings))
 
     def start() -> None:
-        if (ranks := os.environ.get("WORLD_SIZE") or "1") != "1":
-            raise ConfigError(
-                f"WORLD_SIZE must be 1, got {ranks}: each process would train a separate copy. "
-                "Start one process; torchrun is not supported"
-            )
         args = get_args_parser().parse_args()
         own_files = bool(args.config_dir or args.config_path or args.config_name)
         prepared = prepare(args.overrides, cfg, own_files=own_files)

@@ -42,6 +42,7 @@ METRICS: dict[str, Metric] = {
         Metric("Perf/collect_ms", "ms a control step", "mean", _RUNNER),
         Metric("Perf/learn_ms", "ms a control step", "mean", _RUNNER),
         Metric("Perf/update_ms", "ms a control step", "mean", _RUNNER),
+        Metric("Perf/sync_ms", "ms a control step", "mean", _RUNNER),
         Metric("Perf/collect_share", "share of time", "mean", _RUNNER),
         Metric("Perf/physics_ms", "ms a control step", "mean", _ENV),
         Metric("Perf/managers_ms", "ms a control step", "mean", _ENV),

@@ -11,6 +11,7 @@ from typing import Any, Self, TypeVar
 from tensordict import TensorDictBase
 
 from unilab.collectors import PipelinedCollector
+from unilab.trainers.ranks import Ranks
 
 _Result = TypeVar("_Result")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -34,6 +35,9 @@ class AsyncRunner:
     freed. An error in the collector's process is raised here while iterating, as a
     :class:`~unilab.errors.CollectorError`.
 
+    Several :class:`~unilab.trainers.Ranks` stop after the same batch, if a signal reached one.
+    Their batches must be equal in number.
+
     Args:
         collector: a TorchRL collector, or any iterable of TensorDicts. A
             :class:`~unilab.collectors.PipelinedCollector` without an interruptor gets this runner
@@ -49,6 +53,7 @@ class AsyncRunner:
 
     def __init__(self, collector: Iterable[TensorDictBase]) -> None:
         self.collector: Any = collector
+        self.ranks = Ranks()
         self._signum: int | None = None
         self._signals = 0
         self._aborting = False
@@ -80,9 +85,11 @@ class AsyncRunner:
             for signum in _SIGNALS[: -1 if ignored else None]:
                 self._handlers[signum] = signal.signal(signum, self._on_signal)
         # Not for TorchRL's collectors: stopped inside a batch, they return one with unfilled rows.
+        # Nor for one of several ranks: the others would wait for the rest of its batch.
         if (
             isinstance(self.collector, PipelinedCollector)
             and self.collector.env.interruptor is None
+            and self.ranks.size == 1
         ):
             self.collector.env.interruptor = self
         return self
@@ -101,8 +108,18 @@ class AsyncRunner:
         """
         for batch in self.collector:
             yield batch
-            if self.collection_stopped():
+            if self._agree_to_stop():
                 return
+
+    def _agree_to_stop(self) -> bool:
+        """Whether a rank wants to stop now; the others take over the signal that it received."""
+        wanted = self.ranks.max(2 * (self._signum or 0) + self._time_is_up())
+        self._signum = self._signum or wanted // 2 or None
+        return wanted > 0
+
+    def _time_is_up(self) -> bool:
+        """Whether to stop without a signal."""
+        return False
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         self._signum = self._signum or signum

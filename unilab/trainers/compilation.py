@@ -16,6 +16,7 @@ from torch._dynamo.exc import TorchDynamoException
 from unilab.errors import ConfigError, first_line
 from unilab.modules.layers import Block, Embedder, UnitLinear
 from unilab.objectives import FlashSACLoss
+from unilab.trainers.ranks import Ranks
 
 Step = Callable[[TensorDictBase], dict[str, Tensor]]
 
@@ -73,10 +74,16 @@ def product_precision(
 
 
 def use_cuda_graph(wanted: bool | None, *, device: torch.device, custom: bool) -> bool:
-    """Whether updates are captured as CUDA graphs (ADR-0017 C26); by default on NVIDIA."""
+    """Whether updates are captured as CUDA graphs (ADR-0017 C26); by default on NVIDIA.
+
+    Not with several ranks, whose check of each other's losses a replay would skip.
+    """
     on_nvidia = device.type == "cuda" and torch.version.hip is None
+    alone = Ranks().size == 1
     if wanted is None:
-        wanted = on_nvidia
+        wanted = on_nvidia and alone
+    if wanted and not alone:
+        raise ConfigError("use_whole_cycle_cuda_graph must be False, or None, with several devices")
     if wanted and custom:
         raise ConfigError(
             "use_whole_cycle_cuda_graph must be False with a custom actor, whose code a graph may "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import time
 import warnings
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -30,6 +29,7 @@ from unilab.trainers.compilation import (
     product_precision,
     use_cuda_graph,
 )
+from unilab.trainers.ranks import SyncGradients
 from unilab.trainers.slow_updates import SlowUpdates
 from unilab.trainers.state_check import (
     adam_moments,
@@ -58,8 +58,8 @@ class FlashSACLearner:
         lr_init: rate at the first step of the warm-up.
         warmup_steps, decay_steps: as ``lr_warmup_steps`` and ``lr_decay_steps``; each optimizer
             counts its own steps.
-        sync_gradients: called with an optimizer's parameters between backward and step, e.g. to
-            average gradients over processes.
+        sync_gradients: called between backward and step, with the parameters and their losses by
+            name, e.g. :meth:`~unilab.trainers.Ranks.average_gradients`.
 
     All others are those of :class:`~unilab.conf.flashsac.FlashSACParamsCfg`.
     """
@@ -80,7 +80,7 @@ class FlashSACLearner:
         compile: bool = False,
         use_whole_cycle_cuda_graph: bool | None = None,
         actor_normalize_parameters: bool = True,
-        sync_gradients: Callable[[list[nn.Parameter]], None] | None = None,
+        sync_gradients: SyncGradients | None = None,
     ) -> None:
         check_at_least(1, actor_update_period=actor_update_period, decay_steps=decay_steps)
         check_at_least(0, warmup_steps=warmup_steps, lr_init=lr_init, lr_end=lr_end)
@@ -214,44 +214,46 @@ class FlashSACLearner:
     def _step_actor(self, tensordict: TensorDictBase) -> dict[str, Tensor]:
         loss_actor, info = self.loss.loss_and_metrics("actor_loss", tensordict)
         aux = {key: value for key, value in info.items() if key.startswith(_AUX)}
-        self._check_aux(aux)
         loss_alpha, _ = self.loss.loss_and_metrics("alpha_loss", info["entropy"])
-        metrics = _detached({"loss_actor": loss_actor, "loss_alpha": loss_alpha, **info})
-        check_losses(self.update_count, loss_actor=loss_actor, loss_alpha=loss_alpha)
-        self._minimize(actor=sum(aux.values(), loss_actor), alpha=loss_alpha)
+        losses = {"loss_actor": loss_actor, "loss_alpha": loss_alpha, **aux}
+        metrics = _detached({**losses, **info})
+        self._minimize(losses, actor=sum(aux.values(), loss_actor), alpha=loss_alpha)
         self._actor_metrics = metrics
         if self._normalize_actor:
             self.loss.actor.normalize_parameters()
         return metrics
 
-    def _check_aux(self, aux: dict[str, Tensor]) -> None:
-        """C14: auxiliary losses keep their names; and they are finite."""
-        before = {key for key in self._actor_metrics if key.startswith(_AUX)}
-        if self._actor_metrics and set(aux) != before:
+    def _check_losses(self, losses: dict[str, Tensor]) -> None:
+        """C14: auxiliary losses keep their names; and all are finite."""
+        aux, before = (
+            {k for k in of if k.startswith(_AUX)} for of in (losses, self._actor_metrics)
+        )
+        if self._actor_metrics and "loss_actor" in losses and aux != before:
             raise ActorContractError(
                 f"aux losses must keep their names (ADR-0017 C14), but in update "
-                f"{self.update_count} appeared {_names(set(aux) - before)} and vanished "
-                f"{_names(before - set(aux))}: return 0 for a loss that is off"
+                f"{self.update_count} appeared {_names(aux - before)} and vanished "
+                f"{_names(before - aux)}: return 0 for a loss that is off"
             )
-        check_losses(self.update_count, **aux)
+        check_losses(self.update_count, **losses)
 
     def _step_critic(self, tensordict: TensorDictBase) -> dict[str, Tensor]:
         loss_qvalue, info = self.loss.loss_and_metrics("qvalue_loss", tensordict)
-        check_losses(self.update_count, loss_qvalue=loss_qvalue)
-        self._minimize(critic=loss_qvalue)
+        self._minimize({"loss_qvalue": loss_qvalue}, critic=loss_qvalue)
         self.loss.critic.normalize_parameters()
         self._target_update.step()
         return _detached({"loss_qvalue": loss_qvalue, **info})
 
-    def _minimize(self, **losses: Tensor) -> None:
+    def _minimize(self, losses: dict[str, Tensor], **totals: Tensor) -> None:
         """One step of each named optimizer; none before all gradients are there."""
-        for name, loss in losses.items():
-            optimizer = self._optimizers[name]
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            if self._sync_gradients is not None:
-                self._sync_gradients(optimizer.param_groups[0]["params"])
-        for name in losses:
+        parameters: list[nn.Parameter] = []
+        for name, total in totals.items():
+            self._optimizers[name].zero_grad(set_to_none=True)
+            total.backward()
+            parameters += self._optimizers[name].param_groups[0]["params"]
+        if self._sync_gradients is not None:
+            self._sync_gradients(parameters, losses)
+        self._check_losses(losses)
+        for name in totals:
             if not self._stepped.get(name):
                 self._optimizers[name].step()
                 if not self._use_graph:  # whose replays run no Python

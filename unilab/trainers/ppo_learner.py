@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from unilab.data.symmetry import Mirror, mirrored
 from unilab.data.ticks import as_ticks
 from unilab.errors import CheckpointError, ConfigError
 from unilab.modules import GaussianPolicy, actor_semantics
+from unilab.trainers.ranks import SyncGradients
 from unilab.trainers.state_check import (
     adam_moments,
     learner_problem,
@@ -44,9 +44,10 @@ class PPOLearner:
         desired_kl: divergence of the policy from the rollout's that the learning rate aims at;
             None keeps the rate.
         max_grad_norm: longest gradient of the actor, and of the critic.
-        sync_gradients: called with all parameters between backward and step, e.g. to average
-            gradients over processes. The last one is no weight: its gradient is the divergence, so
-            that all processes adapt their learning rate alike.
+        sync_gradients: called between backward and step, with all parameters and the losses by
+            name, e.g. :meth:`~unilab.trainers.Ranks.average_gradients`. The last parameter is no
+            weight: its gradient is the divergence, so that all ranks adapt their learning rate
+            alike.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class PPOLearner:
         lr: float = 1e-3,
         desired_kl: float | None = 0.01,
         max_grad_norm: float = 1.0,
-        sync_gradients: Callable[[list[nn.Parameter]], None] | None = None,
+        sync_gradients: SyncGradients | None = None,
     ) -> None:
         if not isinstance(loss.actor_network, GaussianPolicy) or loss.functional:
             raise ConfigError(
@@ -139,12 +140,12 @@ class PPOLearner:
         with timeit("update"):
             out = self.loss(tensordict)
             losses = {key: value for key, value in out.items() if key.startswith("loss_")}
-            check_losses(self.update_count, **losses)
             self._optimizer.zero_grad(set_to_none=True)
             sum(losses.values()).backward()
             self._kl.grad = divergence(out)
             if self._sync_gradients is not None:
-                self._sync_gradients([*self._parameters, self._kl])
+                self._sync_gradients([*self._parameters, self._kl], losses)
+            check_losses(self.update_count, **losses)
             if self.desired_kl is not None:
                 self._set_lr(adapted_lr(self.lr, self._kl.grad.item(), self.desired_kl))
             for network in self._networks.values():

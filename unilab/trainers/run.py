@@ -10,9 +10,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from torch import nn
+from torchrl.checkpoint import GlobalRNGState
 from torchrl.data import ReplayBuffer
 
-from unilab.errors import CheckpointError
+from unilab.errors import CheckpointError, ConfigError
 from unilab.modules import actor_semantics
 from unilab.output import say
 from unilab.record import MetricLogger, Progress, RunFolder, closing_summary
@@ -25,6 +26,7 @@ from unilab.trainers.checkpoint import (
     Stateful,
 )
 from unilab.trainers.episodes import Episodes
+from unilab.trainers.ranks import Ranks
 
 
 @dataclass(kw_only=True)
@@ -43,6 +45,7 @@ class Run:
     """The latest value of every metric."""
     evaluated_at: int | None = None
     """Environment steps before the evaluation whose metrics these are."""
+    ranks: Ranks = field(default_factory=Ranks)
     _resumed: Collection[Stateful] = ()
 
     @classmethod
@@ -58,7 +61,9 @@ class Run:
     ) -> Run:
         """Makes the folder of a new run, or continues the run of ``training.resume``.
 
-        An error leaves an existing run unchanged.
+        An error leaves an existing run unchanged. Of several :class:`~unilab.trainers.Ranks` rank 0
+        alone writes. The others load the same checkpoint, but for its episodes and random
+        generators, so that theirs differ.
 
         Args:
             cfg: the run's settings, a dataclass with ``task``, ``algo`` and ``training``.
@@ -69,27 +74,47 @@ class Run:
             **components: further objects that checkpoints save, by name (learner, normalizers).
         """
         training, total = cfg.training, cfg.algo.total_frames
+        ranks = Ranks()
+        if len(training.devices or "1") != ranks.size:
+            raise ConfigError(
+                f"training.devices must have one for each of {ranks.size} ranks, got "
+                f"{training.devices}: start the training with unilab.trainers.launch, as "
+                "hydra_main does"
+            )
         if training.resume is not None:
             folder = RunFolder.open(training.resume)
         else:
-            folder = RunFolder.create(
-                cfg.task, training.seed, log_root=training.log_root, path=training.run_dir
+            folder = ranks.from_first(
+                lambda: RunFolder.create(
+                    cfg.task, training.seed, log_root=training.log_root, path=training.run_dir
+                )
             )
         episodes = Episodes(env)
-        state = {**components, "env": EnvTrainingState(env), "episodes": episodes}
+        state = {**components, "env": EnvTrainingState(env)}
+        if ranks.is_first:
+            state["episodes"] = episodes
         if buffer is not None and training.save_replay:
             state["replay"] = ReplayContents(buffer)
         checkpointer = Checkpointer(
             folder.checkpoints, state, identity=identity, keep=training.keep_checkpoints
         )
+        generators = GlobalRNGState()
+        own = generators.state_dict()
         counters = checkpointer.load() if training.resume else Counters()
-        cfg.algo.frames_left(counters.frames)  # raises before anything is written
+        cfg.algo.frames_left(counters.frames, ranks.size)  # raises before anything is written
+        resumed = state.values() if training.resume else ()
+        if not ranks.is_first:
+            generators.load_state_dict(own)
+            env.set_output_dir(str(folder.path / f"rank{ranks.rank}"))
+            return cls(counters=counters, episodes=episodes, ranks=ranks, _resumed=resumed)
         logger = MetricLogger(folder, until_frames=counters.frames)
         devices = training.resolve_placement().device_resolution()
         folder.write_config(asdict(cfg), **identity, device_resolution=devices)
         env.set_output_dir(str(folder.path))
         eval_env.set_output_dir(str(folder.path / "evaluation"))
         say(f"Run folder   {folder.path}")
+        if training.resume is not None and ranks.size > 1:
+            say("Episodes     new in the other ranks: a checkpoint holds those of rank 0")
         if training.resume is not None and buffer is not None:
             missing = cfg.algo.learning_starts - len(buffer)
             if missing > 0:
@@ -102,7 +127,8 @@ class Run:
             progress=Progress(total, initial=counters.frames, max_minutes=training.max_minutes),
             counters=counters,
             total_frames=total,
-            _resumed=state.values() if training.resume else (),
+            ranks=ranks,
+            _resumed=resumed,
         )
 
     def attach(self, collector: Any, returns: Stateful) -> None:
@@ -121,7 +147,8 @@ class Run:
                     component.begin_episodes()
 
     def advance(self, frames: int) -> None:
-        """Counts environment steps."""
+        """Counts environment steps, as many in each rank."""
+        frames *= self.ranks.size
         self.counters.frames += frames
         if self.progress is not None:
             self.progress.advance(frames)
@@ -160,8 +187,9 @@ class Run:
             self.logger.close()
 
     def summary(self) -> str:
-        """How far the run came and what to type next."""
-        assert self.folder is not None
+        """How far the run came and what to type next; empty if it wrote nothing."""
+        if self.folder is None:
+            return ""
         return closing_summary(
             self.folder,
             frames=self.counters.frames,

@@ -17,6 +17,7 @@ from torchrl import timeit
 from unilab.data.ticks import as_ticks
 from unilab.errors import CheckpointError, ConfigError, NonFiniteError
 from unilab.trainers.async_runner import AsyncRunner
+from unilab.trainers.checkpoint import Stateful
 from unilab.trainers.run import Run, warning_if_unwritable
 
 if TYPE_CHECKING:
@@ -32,11 +33,11 @@ _TAGS = {
     "q_mean": "Critic/q_mean",
     "q_clipped": "Critic/q_clipped",
 }
-_TIMED = ("collect", "learn", "update")
-"""Names of ``torchrl.timeit``; the learner times its own update."""
+_TIMED = ("collect", "learn", "update", "sync")
+"""Names of ``torchrl.timeit``; the learner times its own update, ranks their mean gradients."""
 
 
-class _Learner(Protocol):
+class _Learner(Stateful, Protocol):
     update_count: int
 
 
@@ -52,10 +53,14 @@ class TrainingRunner(AsyncRunner):
     :class:`~unilab.errors.NonFiniteError`. Ctrl-C, SIGTERM and SIGHUP end the loop after the
     current batch (:class:`~unilab.trainers.AsyncRunner`).
 
+    With several :class:`~unilab.trainers.Ranks` all start from rank 0's learner. Rank 0 alone logs,
+    evaluates and saves, while the others wait. Frames are those of all ranks, episodes rank 0's.
+
     Args:
         collector: yields transitions ``[N, T]`` in time order, of the same ``N`` environments: a
             TorchRL collector or any iterable of TensorDicts.
-        learner: its ``update_count`` is logged.
+        learner: its ``update_count`` is logged. Several ranks also need its ``state_dict`` and
+            ``load_state_dict``.
         training: intervals of evaluation, checkpoints and metrics, the time limit, the trace.
         run: where metrics and checkpoints go; nowhere by default.
         evaluate: returns evaluation metrics.
@@ -84,7 +89,7 @@ class TrainingRunner(AsyncRunner):
         self.learner = learner
         self.training = training
         self.run = run if run is not None else Run()
-        self.evaluate = evaluate
+        self.evaluate = evaluate if self.ranks.is_first else None
         self.drain_metrics = drain_metrics
         self._ticks = 0
         self._updates: list[TensorDict] = []
@@ -94,6 +99,8 @@ class TrainingRunner(AsyncRunner):
     def __enter__(self) -> Self:
         super().__enter__()
         self.run.attach(self.collector, self._episodes)
+        if self.ranks.size > 1:
+            self.ranks.broadcast(self.learner)
         self._started = time.perf_counter()
         self._minutes_before = self.run.counters.minutes
         self._last_row = self._totals()
@@ -114,8 +121,6 @@ class TrainingRunner(AsyncRunner):
                 yield data
             with self._saving_on_error():
                 self._after_step(data)
-            if self._time_is_up():
-                return
 
     def record(self, metrics: TensorDict) -> None:
         """Keeps the metrics of one update for the next row, without waiting for the device."""
@@ -130,6 +135,7 @@ class TrainingRunner(AsyncRunner):
             if error[0] is None:
                 with self._saving_on_error():
                     self._finish()
+                self.ranks.max(0)  # rank 0 has saved
 
     def _after_step(self, data: TensorDictBase) -> None:
         before = self.run.counters.frames
@@ -235,7 +241,11 @@ class TrainingRunner(AsyncRunner):
             "Perf/steps_per_second": passed["frames"] / passed["seconds"],
             "Perf/updates_per_second": passed["updates"] / passed["seconds"],
             "Perf/collect_share": passed["collect"] / (passed["collect"] + passed["learn"]),
-            **{f"Perf/{name}_ms": 1e3 * passed[name] / passed["ticks"] for name in _TIMED},
+            **{
+                f"Perf/{name}_ms": 1e3 * passed[name] / passed["ticks"]
+                for name in _TIMED
+                if name != "sync" or self.ranks.size > 1
+            },
         }
 
     def _totals(self) -> dict[str, float]:

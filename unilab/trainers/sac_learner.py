@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from torchrl.objectives import SACLoss, SoftUpdate
 from unilab.errors import CheckpointError, ConfigError
 from unilab.modules import FlashSACPolicy, actor_semantics
 from unilab.modules.layers import check_at_least
+from unilab.trainers.ranks import SyncGradients
 from unilab.trainers.state_check import (
     adam_moments,
     learner_problem,
@@ -38,8 +38,8 @@ class SACLearner:
         lr: Adam's learning rate for actor, critics and temperature.
         actor_update_period: updates of the critics for each of actor and temperature.
         tau: how far the target critics move in an update.
-        sync_gradients: called with an optimizer's parameters between backward and step, e.g. to
-            average gradients over processes.
+        sync_gradients: called between backward and step, with the parameters and their losses by
+            name, e.g. :meth:`~unilab.trainers.Ranks.average_gradients`.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class SACLearner:
         lr: float = 3e-4,
         actor_update_period: int = 1,
         tau: float = 0.005,
-        sync_gradients: Callable[[list[nn.Parameter]], None] | None = None,
+        sync_gradients: SyncGradients | None = None,
     ) -> None:
         check_at_least(1, actor_update_period=actor_update_period)
         if not lr > 0.0:
@@ -113,7 +113,7 @@ class SACLearner:
         self._trained.check(self.update_count)
         with timeit("update"):
             loss_qvalue, info = self.loss.qvalue_v2_loss(tensordict)
-            self._minimize("critics", loss_qvalue=loss_qvalue)
+            self._minimize(critics=("loss_qvalue", loss_qvalue))
             tensordict.set(self.loss.tensor_keys.priority, info["td_error"])
             if self.update_count % self.actor_update_period == 0:
                 self._actor_metrics = self._step_actor(tensordict)
@@ -129,10 +129,9 @@ class SACLearner:
     def _step_actor(self, tensordict: TensorDictBase) -> dict[str, Tensor]:
         alpha = self.loss.log_alpha.detach().exp()
         loss_actor, info = self.loss.actor_loss(tensordict)
-        self._minimize("actor", loss_actor=loss_actor)
-        self.actor.normalize_parameters()
         loss_alpha = self.loss.alpha_loss(info["log_prob"]).mean()
-        self._minimize("temperature", loss_alpha=loss_alpha)
+        self._minimize(actor=("loss_actor", loss_actor), temperature=("loss_alpha", loss_alpha))
+        self.actor.normalize_parameters()
         self._actor_steps += 1
         log_prob = info["log_prob"].mean()
         return {
@@ -142,15 +141,19 @@ class SACLearner:
             "q_mean": alpha * log_prob - loss_actor.detach(),  # the loss is the opposite
         }
 
-    def _minimize(self, name: str, **loss: Tensor) -> None:
-        check_losses(self.update_count, **loss)
-        (value,) = loss.values()
-        optimizer = self._optimizers[name]
-        optimizer.zero_grad(set_to_none=True)
-        value.backward()
+    def _minimize(self, **losses: tuple[str, Tensor]) -> None:
+        """One step of each named optimizer, with the name of its loss and the loss."""
+        parameters: list[nn.Parameter] = []
+        for name, (_, loss) in losses.items():
+            self._optimizers[name].zero_grad(set_to_none=True)
+            loss.backward()
+            parameters += self._optimizers[name].param_groups[0]["params"]
+        named = dict(losses.values())
         if self._sync_gradients is not None:
-            self._sync_gradients(optimizer.param_groups[0]["params"])
-        optimizer.step()
+            self._sync_gradients(parameters, named)
+        check_losses(self.update_count, **named)
+        for name in losses:
+            self._optimizers[name].step()
 
     @torch.no_grad()
     def update_normalizers(self, data: TensorDictBase) -> None:

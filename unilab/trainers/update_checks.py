@@ -51,6 +51,8 @@ class TrainedParameters:
 def check_losses(update_count: int, **losses: Tensor) -> None:
     """Raise if a loss is not finite, before it moves a parameter (ADR-0017 C15).
 
+    Called after ``sync_gradients``, or the other ranks would wait for this one.
+
     On an accelerator, where a look at the values would wait for the device, non-finite ones are
     left to the reader of the metrics.
     """

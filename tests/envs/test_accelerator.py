@@ -101,7 +101,7 @@ def test_a_step_waits_only_for_its_checks_and_for_episodes_that_end(accelerator)
 
 
 def everything(tmp_path):
-    """Every manager, with a push every 5 steps and new ground every 7."""
+    """Every manager, with a push every 5 steps, new ground every 7 and a force every 4."""
     cfg = go2_with_everything()
     ground = EventTermCfg(
         func=mdp.randomize_geom_friction,
@@ -110,10 +110,11 @@ def everything(tmp_path):
         params=FRICTION,
     )
     push = replace(cfg.events["push"], interval_range_s=(0.1, 0.1))
+    shove = replace(cfg.events["wrench"], mode="interval", interval_range_s=(0.08, 0.08))
     return replace(
         cfg,
         init_at_random_ep_len=False,
-        events={**cfg.events, "push": push, "ground": ground},
+        events={**cfg.events, "push": push, "ground": ground, "shove": shove},
         nan_guard=NanGuardCfg(output_dir=tmp_path),
     )
 
@@ -136,11 +137,13 @@ def test_events_commands_delays_recorders_and_curriculum_do_what_they_do_on_the_
 
 
 def test_c18_events_cost_one_copy_each_way_whatever_they_write(tmp_path, accelerator):
-    """One more each way for an event that starts from the current state; one for recorders."""
+    """One more each way for an event that starts from the current state; one for recorders. A force
+    on bodies is a copy to the CPU and none back."""
     env = ManagerBasedRlEnv(everything(tmp_path), num_envs=N, device=DEVICE, seed=0)
     for step, (done, up, down, _) in enumerate(ticks(env, accelerator, 14), start=1):
         events = 2 * (step % 5 == 0) + (step % 7 == 0)
-        assert (done, len(up), len(down)) == (0, 1 + events, 1 + events), step
+        forces = step % 4 == 0
+        assert (done, len(up), len(down)) == (0, 1 + events, 1 + events + forces), step
     drained = env.recorder_manager.drain()
     accelerator.clear()
     env.reset()

@@ -8,7 +8,7 @@ import mujoco
 import numpy as np
 import pytest
 import torch
-from envs.tables import ON_TWINS, TWINS_XML, act, go2, twins, twins_cfg
+from envs.tables import ON_TWINS, TWINS_XML, act, go2, physics_state, twins, twins_cfg
 
 from unilab.envs import (
     CurriculumTermCfg,
@@ -445,3 +445,103 @@ def test_description_lists_every_table():
                   "rewards (weight per second)", "track_lin_vel_xy +1.5", "time_out truncates",
                   "curriculum speed 1, 0.4, 0.8", "metrics torque"):  # fmt: skip
         assert words in text, words
+
+
+BASE = SceneEntityCfg("robot", body_names="base")
+
+
+def flying(event, **changes):
+    """Go2s in the air, with an event; the last step's change of their mean velocity, by time."""
+    drop = EventTermCfg(
+        func=mdp.reset_root_state_uniform,
+        mode="reset",
+        params={"pose_range": {"z": (50.0, 50.0)}, "velocity_range": {}},
+    )
+    env = go2(3, events={"drop": drop, "wrench": event}, terminations={}, rewards={}, **changes)
+    model, base = env.backend.mj_model, env.backend.mj_model.body("base").id
+
+    def velocity():
+        out = []
+        for row in range(env.num_envs):
+            data = env.backend._batch.get_data(row)
+            mujoco.mj_forward(model, data)
+            mujoco.mj_subtreeVel(model, data)
+            out.append(data.subtree_linvel[base].copy())
+        return torch.tensor(np.array(out))
+
+    weight = torch.tensor([0.0, 0.0, -9.81])
+    mass = float(model.body_mass.sum())
+
+    def force_of_a_step(root):
+        before = velocity()
+        root = env.step(act(env, root))["next"]
+        return (velocity() - before) / env.step_dt * mass - weight * mass, root
+
+    return env, force_of_a_step
+
+
+def wrench(mode, **params):
+    spans = {"force_range": (20.0, 40.0), "torque_range": (0.0, 0.0), "asset_cfg": BASE}
+    every = {"interval_range_s": (0.1, 0.1)} if mode == "interval" else {}
+    return EventTermCfg(
+        func=mdp.apply_external_force_torque, mode=mode, params={**spans, **params}, **every
+    )
+
+
+def test_a_wrench_of_a_reset_acts_until_the_episode_ends():
+    env, force_of_a_step = flying(wrench("reset", force_range={"x": (20.0, 40.0)}))
+    first, root = force_of_a_step(env.reset())
+    assert ((first[:, 0] >= 20.0) & (first[:, 0] <= 40.0)).all()
+    assert (first[:, 1:].abs() < 0.5).all()
+    for _ in range(5):
+        later, root = force_of_a_step(root)
+        torch.testing.assert_close(later, first, atol=0.5, rtol=0.0)
+    env.reset(env_ids=torch.tensor([1]))
+    later, root = force_of_a_step(root)
+    same = (later - first).abs().amax(1) < 0.5
+    assert same.tolist() == [True, False, True]
+
+
+def test_a_push_by_force_lasts_its_duration_and_comes_back():
+    env, force_of_a_step = flying(wrench("interval", duration_s=(0.05, 0.05)))
+    root, seen = env.reset(), []
+    for _ in range(14):
+        force, root = force_of_a_step(root)
+        seen.append(force)
+    acts = [bool((force > 15.0).all()) for force in seen]
+    still = [bool((force.abs() < 0.5).all()) for force in seen]
+    # An interval of 5 steps; an event acts from the step after it, for 2.5 steps rounded up.
+    assert acts == [False] * 5 + [True] * 3 + [False] * 2 + [True] * 3 + [False]
+    assert still == [not pushed for pushed in acts]
+    torch.testing.assert_close(seen[5], seen[7], atol=0.5, rtol=0.0)
+    assert not torch.allclose(seen[5], seen[10], atol=0.5)
+
+
+def test_an_event_that_only_pushes_leaves_the_state_as_it_is():
+    """Neither does one that writes nothing."""
+    idle = EventTermCfg(func=lambda env, env_ids: None, mode="step")
+    envs = [go2(2, events={}), go2(2, events={"wrench": wrench("step"), "idle": idle})]
+    states = []
+    for env in envs:
+        env.reset()
+        written = env.backend.set_state_tensor
+        env.backend.set_state_tensor = lambda *args, **kwargs: pytest.fail("the state was written")
+        env.step(act(env, env.fake_tensordict()))
+        env.backend.set_state_tensor = written
+        states.append(physics_state(env))
+    assert torch.equal(*states)
+
+
+@pytest.mark.parametrize(
+    ("named", "params"),
+    {
+        "'w'": {"force_range": {"w": (0.0, 1.0)}},
+        "range": {"torque_range": (1.0, 0.0)},
+        "duration_s": {"duration_s": (0.0, 1.0)},
+        "_ids": {"asset_cfg": SceneEntityCfg("robot", geom_ids=[1])},
+        "trunk.*body": {"asset_cfg": SceneEntityCfg("robot", body_names="trunk")},
+    }.items(),
+)
+def test_a_wrench_that_makes_no_sense_is_refused(named, params):
+    with pytest.raises(ConfigError, match=rf"'wrench'.*{named}"):
+        flying(wrench("reset", **params))

@@ -68,6 +68,12 @@ RANDOMIZED = {
     mdp.randomize_encoder_bias: {"bias_range": (-0.01, 0.01), "asset_cfg": LEGS},
 }
 FEET = SceneEntityCfg("robot", body_names=".*_foot")
+WRENCH = {
+    "force_range": (-5.0, 5.0),
+    "torque_range": {"z": (-1.0, 1.0)},
+    "asset_cfg": SceneEntityCfg("robot", body_names=("base", "FL_calf")),
+    "duration_s": (0.05, 0.15),
+}
 ERROR = GaussianNoiseCfg(std=0.5)
 RECORDED = {
     "pre_step": mdp.policy_observation,
@@ -158,6 +164,9 @@ def go2_with_everything() -> VelocityEnvCfg:
         events={
             **cfg.events,
             **events,
+            "wrench": EventTermCfg(
+                func=mdp.apply_external_force_torque, mode="reset", params=WRENCH
+            ),
             "push": replace(cfg.events["push"], interval_range_s=(0.05, 0.2)),
         },
         rewards={

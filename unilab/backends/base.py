@@ -265,7 +265,9 @@ class SimBackend(ABC):
         """Live views of the state fields, ``[num_envs, width]``, without a copy.
 
         ``qfrc_actuator``, if there is one, holds the actuators' torques of the last substep or,
-        after a write, of the written state.
+        after a write, of the written state. ``xfrc_applied``, if there is one, holds the force and
+        torque on each body, ``[num_envs, bodies * 6]`` (N and N m, world frame, at the centre of
+        mass); environments write it before a step.
         """
 
     def get_state_view(self, name: str) -> Tensor:

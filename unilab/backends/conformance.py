@@ -388,6 +388,23 @@ def a_model_field_acts_in_its_rows(make: _Maker) -> None:
 
 
 @_clause
+def a_force_on_bodies_acts_in_its_rows_until_a_reset(make: _Maker) -> None:
+    plain, pushed = make(), make()
+    if "xfrc_applied" not in plain.get_tensor_capabilities().state_fields:
+        return
+    applied = pushed.get_state_view("xfrc_applied")
+    applied[SOME] = 1.0
+    _drive(plain)
+    _drive(pushed)
+    differ = (_state(plain) != _state(pushed)).any(1)
+    assert not differ[OTHERS].any(), "xfrc_applied of rows 1 and 3 changes other rows' physics"
+    assert differ[SOME].all(), "xfrc_applied does not change the physics"
+    if plain.get_tensor_capabilities().selected_row_reset:
+        pushed.set_state_tensor(SOME, *(value[SOME] for value in _poses(pushed, 0)))
+        assert not applied.any(), "a reset leaves xfrc_applied as it was"
+
+
+@_clause
 def set_const_recomputes_its_rows(make: _Maker) -> None:
     derived_from = make().get_tensor_capabilities().derived_from
     fields = [name for name in _fields(make) if name in derived_from]

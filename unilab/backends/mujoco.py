@@ -28,7 +28,10 @@ from unilab.checks import check_fits, to_num_envs
 from unilab.errors import CapabilityError, ConfigError, EnvFaultedError, did_you_mean
 
 _logger = logging.getLogger(__name__)
-_STATE_FIELDS = ("qpos", "qvel", "ctrl", "act", "time", "qfrc_actuator", "actuator_force")
+_STATE_FIELDS = (
+    *("qpos", "qvel", "ctrl", "act", "time", "xfrc_applied"),
+    *("qfrc_actuator", "actuator_force"),
+)
 # Of every body; computed for views only if one of them is read.
 _KINEMATICS = {"xpos": 3, "xquat": 4, "cvel": 6, "subtree_com": 3}
 _JOINTS = tuple(JOINT_WIDTHS.items())

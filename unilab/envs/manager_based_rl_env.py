@@ -196,6 +196,7 @@ class ManagerBasedRlEnv(TorchEnv):
 
     def _physics(self, action: Tensor) -> None:
         ctrl = self.action_manager.process(action)
+        self.scene.apply_wrenches()
         if self.recorder_manager.active:
             self.recorder_manager.pre_step()
         if self._guard is not None:
@@ -314,6 +315,7 @@ class ManagerBasedRlEnv(TorchEnv):
         return {
             "backend": self.backend.state_dict(),
             "encoder_bias": biases,
+            "wrenches": self.scene.wrenches,
             "sensors": {name: sensor.state() for name, sensor in self.scene.sensors.items()},
             "sums": self.episode_sums.state_dict(),
             "kept": kept,
@@ -323,6 +325,8 @@ class ManagerBasedRlEnv(TorchEnv):
         self.backend.load_state_dict(state["backend"])
         for name, entity in self.scene.entities.items():
             entity.data.encoder_bias.copy_(state["encoder_bias"][name])
+        if self.scene.wrenches is not None:
+            self.scene.wrenches.copy_(state["wrenches"])
         for name, sensor in self.scene.sensors.items():
             for key, value in sensor.state().items():
                 value.copy_(state["sensors"][name][key])

@@ -133,6 +133,9 @@ class EntityScene:
         """Contact sensors by name."""
         self.diverged = torch.zeros(backend.num_envs, dtype=torch.bool, device=device)
         """``[num_envs]``, rows whose physics diverged in the last step."""
+        self.wrenches: Tensor | None = None
+        """``[num_envs, bodies of the model, 7]`` on the CPU, forces and torques on bodies with the
+        control steps that they still last; None: no event writes any."""
         self.before_write: Callable[[StagedWrite, Tensor], None] | None = None
         """Called with every write to a model parameter and its rows, before the write."""
 
@@ -363,6 +366,34 @@ class EntityScene:
         """Stage columns ``[m]`` of a tensor outside the simulator, such as a sensor's bias."""
         self.staged.stage(StagedWrite(target, (columns,), value, what, derives=False))
 
+    def write_wrench(self, body_ids: Tensor, force: Tensor, torque: Tensor, steps: Tensor) -> None:
+        """Stage forces and torques on bodies, in place of those that act on them.
+
+        They act at the bodies' centres of mass from the next control step on, until ``steps`` have
+        passed, or the episode ends.
+
+        Args:
+            body_ids: ``[m]``, ids in the model.
+            force, torque: ``[n, m, 3]`` N and N m, world frame.
+            steps: ``[n, m]``, control steps.
+        """
+        if self.wrenches is None:
+            self._backend.get_tensor_capabilities().require("xfrc_applied")
+            with torch.inference_mode(False):
+                n, bodies = self._backend.num_envs, len(self._backend.bodies)
+                self.wrenches = torch.zeros(n, bodies, 7, dtype=torch.float64)
+        value = torch.cat((force, torque, steps.unsqueeze(2)), 2)
+        write = StagedWrite(self.wrenches, (body_ids,), value, "external wrench", False, False)
+        self.staged.stage(write)
+
+    def apply_wrenches(self) -> None:
+        """Let the wrenches act in the next control step, and count it."""
+        if self.wrenches is not None:
+            wrench, left = self.wrenches[..., :6], self.wrenches[..., 6:]
+            acting = self._backend.get_state_views()["xfrc_applied"].unflatten(1, (-1, 6))
+            torch.mul(wrench, left > 0.0, out=acting)
+            left.sub_(1.0).clamp_(min=0.0)
+
     def stage_reset(self, rows: Tensor) -> None:
         """Open a transaction that starts new episodes from the home pose."""
         qpos = self._home.repeat(rows.shape[0], 1)
@@ -397,6 +428,8 @@ class EntityScene:
         """Write the validated transaction once, close it, and read the written rows."""
         staged, self._staged = self.staged, None
         payload = staged.payload
+        if self.wrenches is not None and staged.reset:
+            self.wrenches[payload.rows] = 0.0
         for write in payload.writes:
             rows = payload.rows if write.target.device.type == "cpu" else staged.rows
             if self.before_write is not None:
@@ -404,6 +437,8 @@ class EntityScene:
             write.commit(rows)
         if any(write.derives for write in payload.writes):
             self._backend.set_const(payload.rows)
+        if not payload.changes_state:
+            return
         self._backend.set_state_tensor(payload.rows, *payload.state, reset=staged.reset)
         if self._compiled and self._declared:
             self.plan.read_rows(payload.rows, staged.rows)

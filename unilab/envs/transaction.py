@@ -28,6 +28,8 @@ class StagedWrite:
     """The field's name, for messages."""
     derives: bool
     """Whether other fields of the model are computed from it."""
+    changes_state: bool = True
+    """Whether what physics computes from the state changes with it."""
 
     def commit(self, rows: Tensor) -> None:
         """Write to the rows ``[n]``, on the target's device."""
@@ -42,6 +44,8 @@ class Payload:
     state: State
     writes: list[StagedWrite]
     """Those to tensors on an accelerator are on it."""
+    changes_state: bool
+    """Whether the state must be written, or computed again."""
 
 
 class Transaction:
@@ -122,7 +126,9 @@ class Transaction:
                 raise NonFiniteError(
                     f"{writer} staged non-finite {what} for rows {bad}: nothing was written", bad
                 )
-        self.payload = Payload(rows, state, writes)
+        moved = self.reset or self._state is not None
+        changes_state = moved or any(write.changes_state for write in writes)
+        self.payload = Payload(rows, state, writes, changes_state)
 
 
 def _on_host(tensors: Sequence[Tensor]) -> list[Tensor]:

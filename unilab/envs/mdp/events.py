@@ -17,10 +17,17 @@ from unilab.errors import ConfigError, did_you_mean
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
 
-__all__ = ["push_by_setting_velocity", "reset_joints_by_offset", "reset_root_state_uniform"]
+__all__ = [
+    "apply_external_force_torque",
+    "push_by_setting_velocity",
+    "reset_joints_by_offset",
+    "reset_root_state_uniform",
+]
 
 _ROBOT = SceneEntityCfg("robot")
 _AXES = ("x", "y", "z", "roll", "pitch", "yaw")
+_FOREVER = 1e9
+"""Control steps that no episode has."""
 Range = tuple[float, float]
 
 
@@ -91,6 +98,47 @@ def push_by_setting_velocity(
     push = _draw(env, env_ids.shape[0], velocity_range)
     velocity = entity.staged_root_velocity() + push
     entity.write_root_velocity(velocity[:, :3], velocity[:, 3:])
+
+
+@writes(of=("body",))
+def apply_external_force_torque(
+    env: ManagerBasedRlEnv,
+    env_ids: Tensor,
+    force_range: Range | dict[str, Range],
+    torque_range: Range | dict[str, Range],
+    asset_cfg: SceneEntityCfg,
+    duration_s: Range | None = None,
+) -> None:
+    """Let a uniform force and torque act at the centres of mass of bodies, in the world frame.
+
+    They replace those of the last such event. In mode ``interval`` with a duration it is a push.
+
+    Args:
+        force_range, torque_range: N and N m, of every component, or by axis (x, y, z; 0 if absent).
+        asset_cfg: the bodies, each with its own draw.
+        duration_s: how long they act, rounded up to control steps; None: until the episode ends.
+    """
+    ids = asset_cfg.body_ids
+    n, bodies = env_ids.shape[0], len(ids)
+    force, torque = (
+        _on_axes(env, n * bodies, r).reshape(n, bodies, 3) for r in (force_range, torque_range)
+    )
+    steps = torch.full((n, bodies), _FOREVER, device=env.device)
+    if duration_s is not None:
+        if not duration_s[0] > 0.0:
+            raise ConfigError(f"duration_s must be above 0, got {duration_s}")
+        steps = (_uniform(env, (n, 1), duration_s) / env.step_dt - 1e-4).ceil().expand(n, bodies)
+    env.scene.write_wrench(ids, force, torque, steps)
+
+
+def _on_axes(env: ManagerBasedRlEnv, n: int, ranges: Range | dict[str, Range]) -> Tensor:
+    """``[n, 3]`` uniform components."""
+    if not isinstance(ranges, dict):
+        ranges = dict.fromkeys(_AXES[:3], ranges)
+    unknown = next((axis for axis in ranges if axis not in _AXES[:3]), None)
+    if unknown is not None:
+        raise ConfigError(f"axis of a force or torque must be x, y or z, got {unknown!r}")
+    return _draw(env, n, ranges)[:, :3]
 
 
 def _draw(env: ManagerBasedRlEnv, n: int, ranges: dict[str, Range]) -> Tensor:

@@ -14,7 +14,15 @@ import torch
 from envs.tables import TWINS_XML, act, drive
 
 from unilab.backends import put_on_height_field
-from unilab.envs import EventTermCfg, ManagerBasedRlEnv, TerrainGeneratorCfg, terrains
+from unilab.envs import (
+    EventTermCfg,
+    ManagerBasedRlEnv,
+    ObservationTermCfg,
+    SceneEntityCfg,
+    TerrainGeneratorCfg,
+    mdp,
+    terrains,
+)
 from unilab.errors import ConfigError, NonFiniteError
 from unilab.tasks.velocity.go2 import go2_velocity_rough
 from unilab.tasks.velocity.velocity_env_cfg import ROUGH_TERRAIN
@@ -172,6 +180,36 @@ def test_height_scan_agrees_with_ray_casts_on_a_yaw_aligned_grid(everywhere) -> 
             for ahead in np.linspace(-0.8, 0.8, 17)
         ]
         np.testing.assert_allclose(scan[row], np.clip(cast, -1.0, 1.0), atol=2e-4)
+
+
+def test_height_scan_is_around_any_one_body() -> None:
+    cfg = go2_velocity_rough()
+
+    def scanning(**bodies: Any) -> ManagerBasedRlEnv:
+        terms = {
+            name: ObservationTermCfg(
+                func=mdp.height_scan,
+                params={"size": (0.4, 0.2), "asset_cfg": SceneEntityCfg(body_names=names)},
+            )
+            for name, names in bodies.items()
+        }
+        return _rough(4, observations={"obs": replace(cfg.observations["obs"], terms=terms)})
+
+    env = scanning(root=".*", base="base", hip="FL_hip")
+    drive(env, 20)
+    root, base, hip = env.observation_manager.compute()["obs"].split(15, 1)
+    model, ray = env.backend.mj_model, _ray(env)
+    data = mujoco.MjData(model)
+    data.qpos[:] = env.backend.get_state_views()["qpos"][2]
+    mujoco.mj_forward(model, data)
+    x, y, z = data.body("FL_hip").xpos
+
+    torch.testing.assert_close(root, base, rtol=0.0, atol=1e-4)
+    assert float(hip[2, 7]) == pytest.approx(z - 0.5 - ray(x, y), abs=2e-4)
+    with pytest.raises(ConfigError, match=r"body_names.*2 bodies"):
+        scanning(two=("base", "FL_hip"))
+    with pytest.raises(ConfigError, match="size"):
+        mdp.height_scan(env, size=(0.35, 0.2), asset_cfg=env.scene.resolve(SceneEntityCfg()))
 
 
 def test_robots_start_on_their_tiles_and_not_inside_the_ground() -> None:

@@ -358,6 +358,13 @@ class Entity:
         _check_shape("joint velocity", vel, chosen)
         qpos[:, joint_ids], qvel[:, joint_ids] = pos.to(qpos), vel.to(qvel)
 
+    def means_root(self, asset_cfg: SceneEntityCfg) -> bool:
+        """Whether a term of one body means the root: its ``body_names`` were left out."""
+        bodies = len(asset_cfg.body_ids)
+        if 1 < bodies < len(self.bodies):
+            raise ConfigError(f"body_names of asset_cfg must be of one body, got {bodies} bodies")
+        return bodies == len(self.bodies)
+
     def require_root(self) -> JointInfo:
         """The free root joint; a fixed entity is a CapabilityError."""
         if self.root_joint is None:

@@ -63,20 +63,25 @@ def height_scan(
     offset: float = 0.5,
     asset_cfg: SceneEntityCfg = _ROBOT,
 ) -> Tensor:
-    """Height of the root above the ground at a grid around it, less ``offset``, m.
+    """Height above the ground at a grid around the root, less ``offset``, m; or around the one body
+    in ``body_names``.
 
-    ``[num_envs, points]``, 17 x 11 by default. The grid turns with the robot's yaw only. The first
+    ``[num_envs, points]``, 17 x 11 by default. The grid turns with the body's yaw only. The first
     points are those at its right, from back to front, as in Isaac Lab.
 
     Args:
         size: forward and to the side, m.
         resolution: distance between points, m.
     """
-    data = env.scene[asset_cfg.name].data
-    root, grid = data.root_pos_w, _scan_grid(size, resolution, env.device)
-    yaw = rotations.heading(data.root_quat_w)
+    entity, grid = env.scene[asset_cfg.name], _scan_grid(size, resolution, env.device)
+    data = entity.data
+    if entity.means_root(asset_cfg):
+        pos, quat = data.root_pos_w, data.root_quat_w
+    else:
+        pos, quat = data.body_pos_w(asset_cfg)[:, 0], data.body_quat_w(asset_cfg)[:, 0]
+    yaw = rotations.heading(quat)
     cos, sin = yaw.cos(), yaw.sin()
-    x, y, z = root.unbind(1)
+    x, y, z = pos.unbind(1)
     axes = torch.stack((cos, -sin, x, sin, cos, y), 1)
     points = axes.view(-1, 3) @ grid  # forward, left and 1
     x, y = points.view(-1, 2, grid.shape[1]).unbind(1)

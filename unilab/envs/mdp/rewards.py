@@ -96,11 +96,9 @@ def upright(env: ManagerBasedRlEnv, std: Positive, asset_cfg: SceneEntityCfg = _
 
     As in mjlab.
     """
-    entity, bodies = env.scene[asset_cfg.name], len(asset_cfg.body_ids)
-    if bodies == len(entity.bodies):
+    entity = env.scene[asset_cfg.name]
+    if entity.means_root(asset_cfg):
         return torch.exp(flat_orientation_l2(env, asset_cfg) * (-1.0 / std**2))
-    if bodies > 1:
-        raise ConfigError(f"body_names of asset_cfg must be of one body, got {bodies} bodies")
     gravity = rotations.gravity_direction(entity.data.body_quat_w(asset_cfg)[:, 0])
     return torch.exp(_sum_sq(gravity[:, :2]) * (-1.0 / std**2))
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from unilab.backends import MujocoBackend
-from unilab.errors import ConfigError
+from unilab.errors import CapabilityError, ConfigError
 
 
 def test_joints_are_published_with_their_columns_and_limits(backend):
@@ -67,6 +67,34 @@ TARGET = """
   </keyframe>
 </mujoco>
 """
+
+
+DC = '<dcmotor {} joint="joint" motorconst="2 2" resistance="4"/>'
+LAWS = {
+    '<pid joint="joint" kp="5" kv="2" input="pos"/>': (5, 5, 2, math.inf, math.inf),
+    '<pid joint="joint" kp="0" kv="2" input="vel"/>': (2, 0, 2, math.inf, math.inf),
+    '<pid joint="joint" kp="5" ki="1" input="pos"/>': (math.nan, 0, 0, math.inf, math.inf),
+    DC.format('input="pos" controller="5 0 2 0 0 6"'): (5, 5, 2, 3, 3),
+    DC.format('input="ff" controller="0 0 0 0 0 6"'): (1, 0, 0, 3, 3),
+    DC.format(""): (math.nan, 0, 0, math.inf, math.inf),
+}
+
+
+@pytest.mark.parametrize("xml", LAWS)
+def test_controllers_of_mujoco_are_published_as_force_laws(xml):
+    arm = TARGET.replace('<general joint="joint" dyntype="filter" dynprm="0.1"/>', xml)
+    backend = MujocoBackend(mujoco.MjModel.from_xml_string(arm.replace('act="0.6"', "")), 1)
+    (a,) = backend.actuators
+    law = (a.gain, a.stiffness, a.damping, a.saturation_effort, a.velocity_limit)
+    assert law == pytest.approx(LAWS[xml], nan_ok=True)
+
+
+def test_an_actuator_with_two_controls_is_refused():
+    arm = "<body><joint name='j'/><geom size='1'/></body>"
+    pid = "<actuator><pid name='both' joint='j'/></actuator>"
+    xml = f"<mujoco><worldbody>{arm}</worldbody>{pid}</mujoco>"
+    with pytest.raises(CapabilityError, match="both"):
+        MujocoBackend(mujoco.MjModel.from_xml_string(xml), 1)
 
 
 def test_parts_without_a_name_are_told_apart():

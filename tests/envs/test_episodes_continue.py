@@ -89,13 +89,15 @@ def test_the_state_of_a_new_environment_can_be_returned_to(task):
         assert_bitwise_equal(first, steps(env, env.reset(), 20, seed=0)[0])
 
 
-@pytest.mark.parametrize("change", ["num_envs", "settings", "damage"])
+@pytest.mark.parametrize("change", ["num_envs", "settings", "version", "damage"])
 def test_episodes_of_another_environment_are_refused_and_its_own_continue(tmp_path, change):
     env = twins(tmp_path)
     env.reset()
     state = on_disk(env.export_episodes())
     if change == "damage":
         del state["task"]["kept"]["action_manager"]
+    if change == "version":  # the first had none
+        del state["version"]
     sizes = {"num_envs": 3} if change == "num_envs" else {}
     other = twins(tmp_path, **sizes, decimation=3 if change == "settings" else 2)
     _, root = steps(other, other.reset(), 3, seed=0)

@@ -25,9 +25,8 @@ from unilab.envs.managers.metrics import MetricsManager, MetricsTermCfg
 from unilab.envs.managers.observation import ObservationGroupCfg, ObservationManager
 from unilab.envs.managers.recorder import RecorderManager, RecorderTermCfg, RecordingCfg
 from unilab.envs.managers.reward import RewardManager, RewardTermCfg
-from unilab.envs.managers.saved_state import load_state, save_state
 from unilab.envs.managers.term import Term, stateful
-from unilab.envs.managers.term_state import StateSnapshot
+from unilab.envs.managers.term_state import StateSnapshot, load_state, save_state
 from unilab.envs.managers.termination import TerminationManager, TerminationTermCfg
 from unilab.envs.mirror import TaskMirror
 from unilab.envs.nan_guard import NanGuard, NanGuardCfg
@@ -339,7 +338,7 @@ class ManagerBasedRlEnv(TorchEnv):
         """Managers, commands and terms: what keeps something from step to step."""
         owners = {name: value for name, value in vars(self).items() if name.endswith("_manager")}
         owners |= {f"command {n!r}": term for n, term in self.command_manager.terms.items()}
-        owners |= {term.label: term.func for term in self.terms if stateful([term])}
+        owners |= {term.label: owner for term in self.terms for owner in stateful([term])}
         return owners
 
     def close(self, *, raise_if_closed: bool = True) -> None:

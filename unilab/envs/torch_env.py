@@ -25,6 +25,7 @@ from unilab.errors import CapabilityError, ConfigError, EnvFaultedError
 
 FLAGS = ("done", "terminated", "truncated")
 TRAINING_STATE_VERSION = 1
+EPISODES_VERSION = 2
 _UNSAVED_SETTINGS = r" at 0x[0-9a-f]+|num_threads=\d+|(?<=['\"])[^'\"]*/"
 """Parts of a configuration's text that may differ between runs: addresses, threads, folders."""
 
@@ -459,6 +460,7 @@ class TorchEnv(EnvBase):
             return {}
         own = {name: getattr(self._state, name) for name in _SAVED}
         return {
+            "version": EPISODES_VERSION,
             **self._episodes_of(),
             "generator": self.generator.get_state(),
             "episode_length": _copied(self.episode_length, "cpu"),
@@ -472,6 +474,11 @@ class TorchEnv(EnvBase):
         After an error the environment continues its own episodes.
         """
         self._check_usable()
+        if state.get("version") != EPISODES_VERSION:
+            raise ConfigError(
+                f"version of the saved episodes must be {EPISODES_VERSION}, got "
+                f"{state.get('version', 1)}"
+            )
         before = self.export_episodes()
         for name, value in self._episodes_of().items():
             if state.get(name) != value:

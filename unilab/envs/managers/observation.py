@@ -130,7 +130,7 @@ class _Errors:
         return value + self.middle
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Group:
     terms: dict[str, Term]
     columns: slice | Tensor

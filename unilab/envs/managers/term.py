@@ -86,11 +86,12 @@ class TermCfg:
 class ManagerTermBase(ABC):
     """A stateful term: give the class as ``func``; it is made once and then called like a function.
 
-    Make its tensors in ``__init__``, on ``env.device``; helper objects and modules may hold them.
-    The state of an observation or recorder term must be ``[env.num_envs, ...]``: the term is also
-    called when only some environments are reset, and everything else that it remembers is then
-    restored. A refused reset restores the state of events and curricula whole. Entities in
-    ``cfg.params`` are resolved and defaults filled in.
+    Make its tensors in ``__init__``, on ``env.device``. Its state is tensors, NumPy arrays, random
+    generators, numbers and text in its attributes, also in lists, dicts, tuples, modules and helper
+    objects; nothing else is restored or saved. The state of an observation or recorder term must be
+    ``[env.num_envs, ...]``: the term is also called when only some environments are reset, and
+    everything else that it remembers is then restored. A refused reset restores the state of events
+    and curricula whole. Entities in ``cfg.params`` are resolved and defaults filled in.
     """
 
     def __init__(self, cfg: Any, env: ManagerBasedRlEnv) -> None:
@@ -320,12 +321,10 @@ def evaluate(terms: Sequence[Term], env: ManagerBasedRlEnv) -> list[Any]:
 
 
 def stateful(terms: Iterable[Term]) -> list[Any]:
-    """The functions of terms that may remember something: objects, methods and closures."""
-    return [
-        term.func
-        for term in terms
-        if isinstance(term.func, MethodType) or getattr(term.func, "__closure__", True)
-    ]
+    """What may remember something of terms: objects, also those of methods, and closures."""
+    funcs = [term.func for term in terms]
+    owners = [func.__self__ if isinstance(func, MethodType) else func for func in funcs]
+    return [owner for owner in owners if getattr(owner, "__closure__", True)]
 
 
 def table(title: str, rows: Iterable[tuple[str, object]]) -> str:

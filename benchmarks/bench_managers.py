@@ -1,10 +1,11 @@
 """The managers' share of a randomised Go2 step, a partial reset, and the start.
 
-    python benchmarks/bench_managers.py [--num-threads 0] [--steps 200]
+    python benchmarks/bench_managers.py [--num-threads 0] [--steps 200] [--gait]
 
 The robots differ in mass, centre of mass, friction, armature, gains, gravity and encoder bias, are
 pushed, and see noisy, delayed encoders; actions are small, so that they stand and few are reset.
-The managers' share is what of a step is not spent in the physics batch.
+The managers' share is what of a step is not spent in the physics batch. ``--gait`` adds eight terms
+of gait and safety, forces and history of the feet's contacts, and reads of the feet's bodies.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from unilab.envs import (
     EventTermCfg,
     ManagerBasedRlEnv,
     ManagerBasedRlEnvCfg,
+    RewardTermCfg,
     SceneEntityCfg,
     mdp,
 )
@@ -73,6 +75,27 @@ def randomised_go2(num_threads: int) -> ManagerBasedRlEnvCfg:
     )
 
 
+def with_gait(cfg: ManagerBasedRlEnvCfg) -> ManagerBasedRlEnvCfg:
+    """The task with the terms of gait and safety."""
+    soles = SceneEntityCfg("robot", body_names=".*_foot")
+    std = {f"std_{gait}": {".*": 0.3} for gait in ("standing", "walking", "running")}
+    terms = {
+        "clearance": (mdp.feet_clearance, {"target_height": 0.1, "asset_cfg": soles}),
+        "slip": (mdp.feet_slip, {"sensor_name": "feet", "asset_cfg": soles}),
+        "landing": (mdp.soft_landing, {"sensor_name": "feet"}),
+        "swing": (mdp.feet_swing_height, {
+            "sensor_name": "feet", "target_height": 0.1, "asset_cfg": soles}),
+        "upright": (mdp.upright, {"std": 0.5}),
+        "posture": (mdp.variable_posture, {"command_name": "base_velocity", **std}),
+        "power": (mdp.electrical_power_cost, {}),
+        "action_acc": (mdp.action_acc_l2, {}),
+    }  # fmt: skip
+    gait = {k: RewardTermCfg(func=f, weight=-1e-3, params=p) for k, (f, p) in terms.items()}
+    feet = replace(cfg.scene.sensors["feet"], fields=("found", "force"), history_length=3)
+    scene = replace(cfg.scene, sensors={"feet": feet})
+    return replace(cfg, scene=scene, rewards={**cfg.rewards, **gait})
+
+
 class Physics:
     """The seconds that an environment's batch takes, added up while it works."""
 
@@ -88,9 +111,9 @@ class Physics:
         env.backend.step_tensor = timed
 
 
-def measure(num_envs: int, num_threads: int, steps: int) -> None:
+def measure(cfg: ManagerBasedRlEnvCfg, num_envs: int, steps: int) -> None:
     start = time.perf_counter()
-    env = ManagerBasedRlEnv(randomised_go2(num_threads), num_envs=num_envs, seed=0)
+    env = ManagerBasedRlEnv(cfg, num_envs=num_envs, seed=0)
     root = env.reset()
     started = time.perf_counter() - start
     physics, draw = Physics(env), torch.Generator().manual_seed(0)
@@ -122,9 +145,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--num-threads", type=int, default=0, help="0: all cores")
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--gait", action="store_true", help="add terms of gait and safety")
     args = parser.parse_args()
+    cfg = randomised_go2(args.num_threads)
     for num_envs in TARGETS:
-        measure(num_envs, args.num_threads, args.steps)
+        measure(with_gait(cfg) if args.gait else cfg, num_envs, args.steps)
 
 
 if __name__ == "__main__":

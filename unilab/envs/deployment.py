@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from unilab.envs.entity import SceneEntityCfg
+from unilab.envs.entity import JOINT_FIELDS, SceneEntityCfg
 
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
@@ -79,7 +79,7 @@ def _term(env: ManagerBasedRlEnv, name: str, width: int) -> dict[str, Any]:
     cfg = group.terms[name]
     frames = group.frames(cfg)
     term = env.observation_manager.get_term("obs", name)
-    joints = any(entity and field.startswith("joint_") for entity, field in term.reads)
+    joints = any(entity and field in JOINT_FIELDS for entity, field in term.reads)
     return {
         "name": name,
         "width": width,

@@ -28,7 +28,8 @@ DERIVED_FIELDS = {
 }
 """Fields that are computed, and the fields that they are computed from."""
 ROOT_FIELDS = ("root_pos_w", "root_quat_w", "root_lin_vel_w", "root_ang_vel_b")
-FIELDS = (*ROOT_FIELDS, "joint_pos", "joint_vel", "joint_torque", *DERIVED_FIELDS)
+JOINT_FIELDS = ("joint_pos", "joint_vel", "joint_torque")
+FIELDS = (*ROOT_FIELDS, *JOINT_FIELDS, *DERIVED_FIELDS)
 """Every field of :class:`EntityData` that changes in a step."""
 CONSTANTS = ("default_joint_pos", "joint_pos_limits")
 """Those that never change."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
+from matplotlib.figure import Figure
 
 from unilab.errors import CapabilityError, CheckpointError, ConfigError
 from unilab.record import ProgressCsv, RunFolder, plot_learning_curve
@@ -31,6 +32,15 @@ def test_the_image_of_a_run_is_in_its_folder(run):
     picture = plot_learning_curve(run.path)
     assert picture == run.path / "learning_curve.png"
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_title_says_task_algorithm_and_minutes(run, monkeypatch):
+    log(run)
+    run.write_config({"task": "go2_velocity_flat", "algo": {"name": "ppo"}})
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *args, **kwargs: drawn.append(figure))
+    plot_learning_curve(run.path)
+    assert drawn[0].axes[0].get_title().split() == ["go2_velocity_flat", "ppo", "2.5", "min"]
 
 
 def test_a_run_without_rows_is_refused(run):

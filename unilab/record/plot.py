@@ -43,8 +43,10 @@ def plot_learning_curve(run: str | Path, out: str | Path | None = None) -> Path:
         lower.set_ylabel("episode length (control steps)")
     lower.set_xlabel("environment steps")
     _add_minutes_axis(upper, rows)
-    task = folder.read_config()["config"].get("task", "")
-    upper.set_title(f"{task}  ({float(rows[-1]['minutes']):.0f} min)", pad=28)
+    config = folder.read_config()["config"]
+    algorithm = config.get("algo", {}).get("name", "")
+    minutes = f"{float(rows[-1]['minutes']):.3g} min"
+    upper.set_title(f"{config.get('task', '')}  {algorithm}  {minutes}", pad=28)
     target = Path(out) if out is not None else folder.path / "learning_curve.png"
     try:
         figure.savefig(target, dpi=120)

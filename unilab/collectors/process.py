@@ -181,6 +181,11 @@ class EnvProcess:
         """Wait for a step and keep the training state that it returns."""
         self._training_state = self.receive(number)
 
+    def receive_rollout(self, number: int) -> int:
+        """Wait for a rollout and keep its training state; the version of its policy."""
+        self._training_state, version = self.receive(number)
+        return version
+
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the environment, after the step that it may be in.
 
@@ -265,7 +270,7 @@ class EnvProcess:
         self._replies[number] = answer
 
     def _wait(self) -> None:
-        waited, phase, warned = 0.0, self.phase, False
+        waited, phase, tick, warned = 0.0, self.phase, self.tick, False
         while not self._readable.poll(1000 * _POLL_S):
             # Polls are counted: a clock keeps running while this process is suspended (Ctrl-Z).
             waited += _POLL_S
@@ -274,8 +279,8 @@ class EnvProcess:
             # The pipe stays open if the environment left processes of its own behind.
             if not self._process.is_alive() and not self._readable.poll(0):
                 raise self._died()
-            if self.phase != phase:
-                waited, phase = 0.0, self.phase
+            if (self.phase, self.tick) != (phase, tick):
+                waited, phase, tick = 0.0, self.phase, self.tick
             setting = "start_timeout_s" if phase in _STARTING else "step_timeout_s"
             limit = getattr(self, setting)
             if phase in _STARTING and not warned and waited > min(_SILENT_S, limit / 2):

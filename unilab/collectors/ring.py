@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing import reduction
 from typing import Any
@@ -79,6 +79,13 @@ class Ring:
             self._slots.set(key, columns.view(num_slots, *entry.shape))
             begin += layout.size((key,))
         self._views: dict[int, TensorDictBase] = {}
+
+    @classmethod
+    def split(cls, memory: Tensor, layouts: Sequence[Layout], num_slots: int) -> list[Ring]:
+        """A ring of each layout, one after the other in the same memory."""
+        sizes = [num_slots * layout.size(layout.keys) for layout in layouts]
+        parts = memory.split(sizes)
+        return [cls(*each, num_slots) for each in zip(parts, layouts, strict=True)]
 
     def slot(self, tick: int) -> TensorDictBase:
         """The transition of a tick, in place."""

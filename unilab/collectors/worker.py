@@ -21,7 +21,8 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import torch
-from tensordict import NestedKey
+from tensordict import NestedKey, TensorDict
+from torchrl.collectors import Collector
 from torchrl.data import Composite
 from torchrl.envs import ActionMask, EnvBase, InitTracker, TransformedEnv
 
@@ -33,6 +34,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that the learner alone handles: a terminal sends them to both processes."""
 PHASE, TICK = range(2)
 """Places in the header of the shared block; this process writes them."""
+VERSION = "policy_version"
+"""Entry beside the weights of a policy."""
 
 
 class Phase(IntEnum):
@@ -199,6 +202,48 @@ class _Worker:
             self._ticks += 1
         return self._export()
 
+    def take_policy(self, policy: bytes, num_steps: int) -> tuple[Layout, Layout]:
+        """Make the collector of this process; layouts of its rollouts and of the weights."""
+        self._header[PHASE] = Phase.CALL
+        env = self._tracked
+        self._policy = cloudpickle.loads(policy).to(env.device or "cpu")
+        fake = env.fake_tensordict()
+        fake.update(self._policy(fake.exclude("next", *env.action_keys)))
+        shape = (*env.batch_size, num_steps)
+        self._rollout = Layout.of(fake.unsqueeze(-1).expand(shape), [])
+        self._weights = weights_layout(self._policy)
+        self._header[PHASE] = Phase.RESET
+        self._rollouts = iter(
+            Collector(
+                env,
+                self._policy,
+                frames_per_batch=env.numel() * num_steps,
+                trust_policy=True,
+                use_buffers=False,
+                track_traj_ids=False,
+            )
+        )
+        self._policy.register_forward_pre_hook(self._count_tick)
+        return self._rollout, self._weights
+
+    def begin_rollouts(self, num_slots: int) -> None:
+        self._rings = Ring.split(self._memory, (self._rollout, self._weights), num_slots)
+
+    def rollout(self, number: int) -> tuple[Any, int]:
+        """Collect a rollout with the weights for it; training state and version of the weights."""
+        rollouts, weights = self._rings
+        given = weights.slot(number)
+        for key, weight in self._policy.state_dict().items():
+            weight.copy_(given.get(key))
+        rollouts.write(number, next(self._rollouts), self._rollout.keys)
+        rollouts.flush()
+        return self._export(), int(given.get(VERSION))
+
+    def _count_tick(self, *_: Any) -> None:
+        self._header[TICK] = self._ticks
+        self._header[PHASE] = Phase.STEP
+        self._ticks += 1
+
     def call(self, method: str, arguments: bytes) -> tuple[bytes | None, Any]:
         """Call a method of the environment, or read a property; its result and its exception."""
         self._header[PHASE] = Phase.CALL
@@ -210,6 +255,12 @@ class _Worker:
             return pickle_by_value("result", result), None
         except Exception as error:
             return None, _failure(error)
+
+
+def weights_layout(policy: torch.nn.Module) -> Layout:
+    """The layout of a policy's parameters and buffers, and of their version."""
+    version = torch.zeros((), dtype=torch.long)
+    return Layout.of(TensorDict({**policy.state_dict(), VERSION: version}, []), [])
 
 
 def _exit_with_learner() -> None:

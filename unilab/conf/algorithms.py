@@ -32,6 +32,7 @@ class Algorithm:
 
 
 _registered = {
+    "appo": Algorithm("unilab.conf.appo:APPOCfg", "unilab.examples.train_appo:train"),
     "flashsac": Algorithm(
         "unilab.conf.flashsac:FlashSACCfg", "unilab.examples.train_flashsac:train"
     ),

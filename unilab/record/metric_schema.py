@@ -56,6 +56,8 @@ METRICS: dict[str, Metric] = {
         Metric("Policy/kl", "nat", "mean", _PPO),
         Metric("Policy/clip_fraction", "share of transitions", "mean", _PPO),
         Metric("Policy/learning_rate", "1", "mean", _PPO),
+        Metric("Policy/staleness", "rollout", "mean", _RUNNER),
+        Metric("Policy/staleness_updates", "update", "mean", _RUNNER),
         Metric("Critic/explained_variance", "1", "mean", _PPO),
         Metric("Policy/alpha", "1", "mean", _LEARNER),
         Metric("Policy/entropy", "nat", "mean", _LEARNER),

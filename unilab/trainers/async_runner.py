@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 
 from tensordict import TensorDictBase
 
-from unilab.collectors import PipelinedCollector
+from unilab.collectors import PipelinedCollector, RolloutCollector
 from unilab.trainers.ranks import Ranks
 
 _Result = TypeVar("_Result")
@@ -40,8 +40,8 @@ class AsyncRunner:
 
     Args:
         collector: a TorchRL collector, or any iterable of TensorDicts. A
-            :class:`~unilab.collectors.PipelinedCollector` without an interruptor gets this runner
-            as its interruptor.
+            collector of ``unilab.collectors`` without an interruptor gets this runner as its
+            interruptor.
 
     Examples:
         >>> from tensordict import TensorDict
@@ -87,7 +87,7 @@ class AsyncRunner:
         # Not for TorchRL's collectors: stopped inside a batch, they return one with unfilled rows.
         # Nor for one of several ranks: the others would wait for the rest of its batch.
         if (
-            isinstance(self.collector, PipelinedCollector)
+            isinstance(self.collector, PipelinedCollector | RolloutCollector)
             and self.collector.env.interruptor is None
             and self.ranks.size == 1
         ):

@@ -9,7 +9,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import nn
 from torchrl import timeit
 from torchrl.objectives import ClipPPOLoss
-from torchrl.objectives.value import GAE
+from torchrl.objectives.value import ValueEstimatorBase
 
 from unilab.data.symmetry import Mirror, mirrored
 from unilab.data.ticks import as_ticks
@@ -37,7 +37,8 @@ class PPOLearner:
     Args:
         loss: over a :class:`~unilab.modules.GaussianPolicy` and a value operator, with
             ``functional=False``; both are optimised in place.
-        advantages: the ``GAE`` over the same value operator.
+        advantages: over the same value operator: TorchRL's ``GAE``, or
+            :class:`~unilab.objectives.VTrace` for rollouts of an earlier policy (APPO).
 
     Keyword Args:
         lr: Adam's learning rate, at the start if it is adaptive.
@@ -53,7 +54,7 @@ class PPOLearner:
     def __init__(
         self,
         loss: ClipPPOLoss,
-        advantages: GAE,
+        advantages: ValueEstimatorBase,
         *,
         lr: float = 1e-3,
         desired_kl: float | None = 0.01,

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import torch
@@ -312,10 +313,33 @@ class OffPolicyRunner(TrainingRunner):
 class OnPolicyRunner(TrainingRunner):
     """A :class:`TrainingRunner` whose loop learns from each batch, a rollout, and drops it.
 
-    ``examples/train_ppo.py`` has the loop. The checkpoints of its runs hold no transitions.
+    ``examples/train_ppo.py`` has the loop. The checkpoints of its runs hold no transitions. With a
+    :class:`~unilab.collectors.RolloutCollector` it logs how old the policies of the rollouts were.
     """
 
     _trace_cycle = 5  # a batch is a whole rollout with all of its updates
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._updates_before: list[int] = []
+        self._staleness: list[tuple[int, int]] = []
+
+    def __iter__(self) -> Iterator[TensorDictBase]:
+        """Yields each rollout to the loop's body; logs, evaluates and saves between two."""
+        for data in super().__iter__():
+            if (rollouts := getattr(self.collector, "staleness", None)) is not None:
+                self._updates_before.append(self.learner.update_count)
+                updates = self.learner.update_count - self._updates_before[-1 - rollouts]
+                self._staleness.append((rollouts, updates))
+            yield data
+
+    def _own_metrics(self) -> dict[str, float]:
+        """Mean staleness of the rollouts since the last row."""
+        if not self._staleness:
+            return {}
+        rollouts, updates = map(fmean, zip(*self._staleness, strict=True))
+        self._staleness.clear()
+        return {"Policy/staleness": rollouts, "Policy/staleness_updates": updates}
 
 
 def _start_profiler(trace: Path, cycle: int) -> profile:

@@ -1,4 +1,4 @@
-"""examples/train_ppo.py on the pendulum with tiny networks, and the commands on its runs."""
+"""PPO and APPO on the pendulum with tiny networks, and the commands on their runs."""
 
 from __future__ import annotations
 
@@ -6,28 +6,45 @@ import json
 
 import pytest
 import torch
-from reference.runs import TINY_PPO, rows
+from reference.runs import TINY_APPO, TINY_PPO, rows
 from tensordict import TensorDict
 
 from unilab.cli.export import export_run
 from unilab.cli.play import play_run
 from unilab.conf import compose
 from unilab.errors import CheckpointError, ConfigError
+from unilab.examples import train_appo, train_ppo
 from unilab.examples.train_ppo import train
 from unilab.export import OnnxPolicy
 from unilab.record import metric
+from unilab.record.plot import plot_learning_curve
 from unilab.trainers import load_play_actor
 
 PENDULUM = ["task=pendulum_swingup", *TINY_PPO]
 
 
-@pytest.mark.parametrize("collector", ["sync", pytest.param("pipelined", marks=pytest.mark.slow)])
-def test_run_is_evaluated_saved_played_exported_and_continued(tmp_path, capsys, collector):
-    run = tmp_path / "run"
-    cfg = compose([*PENDULUM, f"training.run_dir={run}", f"training.collector={collector}"])
-    assert train(cfg) == 0
+@pytest.mark.parametrize(
+    ("settings", "script"),
+    [
+        ([*TINY_PPO, "training.collector=sync"], train_ppo),
+        pytest.param(
+            [*TINY_PPO, "training.collector=pipelined"], train_ppo, marks=pytest.mark.slow
+        ),
+        (TINY_APPO, train_appo),
+    ],
+    ids=["ppo", "ppo-pipelined", "appo"],
+)
+def test_run_is_evaluated_saved_played_exported_plotted_and_continued(
+    tmp_path, capsys, settings, script
+):
+    run, train = tmp_path / "run", script.train
+    options = [f"training.run_dir={run}", "training.log_interval_s=600"]
+    assert train(compose(["task=pendulum_swingup", *settings, *options])) == 0
     assert "Finished: 160 steps" in capsys.readouterr().out
     last = rows(run)[-1]
+    # Of four rollouts the first is of the first policy, the others of the one before.
+    stale = (last.get("Policy/staleness"), last.get("Policy/staleness_updates"))
+    assert stale == (("0.75", "3") if script is train_appo else (None, None))
     assert float(last["Perf/updates"]) == 4 * 2 * 2  # rollouts, epochs, minibatches
     assert all(metric(tag) for tag in set(last) - {"frames", "minutes"})
     assert {"Eval/return", "Loss/objective", "Loss/critic", "Policy/kl"} <= set(last)
@@ -35,6 +52,7 @@ def test_run_is_evaluated_saved_played_exported_and_continued(tmp_path, capsys, 
     assert content["critic_obs"] == "obs"
     assert content["actor_semantics"]["builder"] == "unilab.modules:GaussianActor"
 
+    assert plot_learning_curve(run).is_file()
     actor = load_play_actor(run)
     assert actor.normalizer.count == 160
     assert [e.ended_by for e in play_run(run, robots=2)] == ["time_out"] * 2
@@ -88,6 +106,8 @@ def test_value_network_reads_the_critics_group_if_the_task_has_one(tmp_path):
         (["algo.algo_params.activation=gelu"], "activation.*gelu"),
         (["algo.algo_params.critic_hidden_dims=[]"], "hidden_dims"),
         (["algo.batch_size=4"], r"algo\.batch_size"),
+        ([*TINY_APPO, "training.collector=sync"], r"training\.collector must be pipelined"),
+        ([*TINY_APPO, "algo.max_staleness=0"], "max_staleness"),
         (
             ["algo.algo_params.actor_config.builder=unilab.modules:FlashSACActor"],
             "action_transform_id.*tanh",

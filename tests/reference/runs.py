@@ -39,6 +39,8 @@ TINY_PPO = [
     "algo.algo_params.critic_hidden_dims=[8]",
 ]
 
+TINY_APPO = [*TINY_PPO, "algo.name=appo"]
+
 TINY_SAC = [
     *TINY,
     "algo.name=sac",

@@ -17,17 +17,29 @@ import time
 from pathlib import Path
 from typing import Any
 
+ALGORITHMS = {
+    "flashsac": [
+        "algo.batch_size=16",
+        "algo.learning_starts=32",
+        "algo.n_step=1",
+        "algo.replay_capacity=1000",
+        "algo.algo_params.actor_hidden_dim=8",
+        "algo.algo_params.critic_hidden_dim=8",
+        "algo.algo_params.compile=false",
+    ],
+    "appo": [
+        "algo.name=appo",
+        "algo.num_steps=5",
+        "algo.num_minibatches=1",
+        "algo.num_epochs=1",
+        "algo.algo_params.actor_hidden_dims=[8]",
+        "algo.algo_params.critic_hidden_dims=[8]",
+    ],
+}
 PENDULUM = [
     "task=pendulum_swingup",
     "algo.num_envs=4",
-    "algo.batch_size=16",
-    "algo.learning_starts=32",
-    "algo.n_step=1",
-    "algo.replay_capacity=1000",
     "algo.total_frames=1_000_000_000",
-    "algo.algo_params.actor_hidden_dim=8",
-    "algo.algo_params.critic_hidden_dim=8",
-    "algo.algo_params.compile=false",
     "training.num_threads=1",
     "training.device=cpu",
     "training.log_interval_s=0.05",
@@ -75,6 +87,7 @@ def launch() -> None:
     """The launcher's process."""
     import torch.utils.tensorboard  # noqa: F401
 
+    import unilab.examples.train_appo
     import unilab.examples.train_flashsac  # noqa: F401
     from unilab.cli import main
 
@@ -119,8 +132,9 @@ def launch() -> None:
 class Case:
     """One fault: a command, what happens to it, and what was wrong with its end."""
 
-    def __init__(self, launcher: Launcher, folder: Path, seed: str) -> None:
+    def __init__(self, launcher: Launcher, folder: Path, seed: str, algorithm: str) -> None:
         self.launcher = launcher
+        self.algorithm = algorithm
         self.random = random.Random(seed)
         self.folder = folder
         self.run = folder / "work" / "run"
@@ -133,11 +147,12 @@ class Case:
             (folder / name).mkdir(parents=True)
 
     def train(self, *settings: str, minutes: float | None = None, **job: Any) -> None:
-        """Starts a training, in a second process in one of six cases."""
-        pipelined = self.random.random() < 1 / 6
+        """Starts a training, with a second process in one of six cases, APPO's always."""
+        pipelined = self.random.random() < 1 / 6 or self.algorithm == "appo"
         settings = (f"training.collector={'pipelined' if pipelined else 'sync'}", *settings)
         if not any("training.resume" in setting for setting in settings):
-            settings = (f"training.run_dir={self.run}", *PENDULUM, *settings)
+            own = ALGORITHMS[self.algorithm]
+            settings = (f"training.run_dir={self.run}", *PENDULUM, *own, *settings)
         if minutes is not None:
             settings = (*settings, f"training.max_minutes={minutes}")
         self.command("train", *settings, **job)

@@ -1,6 +1,6 @@
 """Injects faults into trainings and counts those that do not end as they should.
 
-    python benchmarks/inject_faults.py [--rounds 14] [--seed 0] [--kind NAME ...]
+    python benchmarks/inject_faults.py [--rounds 14] [--seed 0] [--kind NAME ...] [--algorithm appo]
 
 Signals at random times, full and read-only disks, removed and damaged files, limits and closed
 streams. A fault fails if the exit code is wrong, a traceback or more than one error is printed, a
@@ -25,7 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from faulted_command import SIGNALS, Case, Launcher
+from faulted_command import ALGORITHMS, SIGNALS, Case, Launcher
 
 
 def stopped_by_signals(case: Case) -> None:
@@ -281,8 +281,8 @@ def temporary_folder_unusable(case: Case) -> None:
     mount(case.folder / "tmp", case.random.choice(("size=4k", "ro")))
     if case.random.random() < 0.5:
         shutil.rmtree(case.folder / "tmp", ignore_errors=True)
-    compiled = case.random.choice(("true", "false"))
-    case.train(f"algo.algo_params.compile={compiled}", minutes=0.01)
+    compiled = f"algo.algo_params.compile={case.random.choice(('true', 'false'))}"
+    case.train(*([compiled] if case.algorithm == "flashsac" else []), minutes=0.01)
     case.ends(0, 2)
     unmount(case.folder / "tmp")
 
@@ -354,14 +354,14 @@ def fill(path: Path) -> None:
                 pass
 
 
-def main(rounds: int, seed: int, kinds: list[str], root: Path) -> int:
+def main(rounds: int, seed: int, kinds: list[str], algorithm: str, root: Path) -> int:
     """Injects a fault of each kind in each round; returns how many failed."""
     mount(Path("/dev/shm"), "size=64m")
     launcher = Launcher()
     total, failed = Counter[str](), Counter[str]()
     for number in range(rounds * len(kinds)):
         kind = kinds[number % len(kinds)]
-        case = Case(launcher, root / str(number), f"{seed}/{number}")
+        case = Case(launcher, root / str(number), f"{seed}/{number}", algorithm)
         try:
             KINDS[kind](case)
         except Exception as error:
@@ -389,6 +389,8 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=14, help="faults of each kind (14)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kind", nargs="*", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--algorithm", choices=ALGORITHMS, default="flashsac")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="unilab-faults-") as root:
-        sys.exit(bool(main(options.rounds, options.seed, options.kind, Path(root))))
+        arguments = (options.rounds, options.seed, options.kind, options.algorithm, Path(root))
+        sys.exit(bool(main(*arguments)))

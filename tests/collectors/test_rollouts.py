@@ -59,7 +59,7 @@ def learn(policy: nn.Module, batch: TensorDictBase) -> None:
 
 
 @pytest.mark.parametrize("staleness", [1, 3])
-def test_data_are_those_of_a_synchronous_collector_with_the_policy_of_some_rollouts_ago(
+def test_c37_data_are_those_of_a_synchronous_collector_with_the_policy_of_some_rollouts_ago(
     rollouts, staleness
 ):
     """So no rollout is from an older policy than the bound allows, nor from two policies."""
@@ -82,7 +82,7 @@ def test_data_are_those_of_a_synchronous_collector_with_the_policy_of_some_rollo
     assert collector.state_dict()["frames"] == N * T * ROLLOUTS
 
 
-def test_environment_steps_while_the_caller_learns_and_no_further_than_the_bound(rollouts):
+def test_c38_environment_steps_while_the_caller_learns_and_no_further_than_the_bound(rollouts):
     staleness = 2
     collector = rollouts(max_staleness=staleness)
     for i, _ in enumerate(collector):
@@ -93,7 +93,7 @@ def test_environment_steps_while_the_caller_learns_and_no_further_than_the_bound
         assert collector.env.tick == ready - 1
 
 
-def test_data_follow_from_the_seed_whichever_process_is_faster(rollouts):
+def test_c37_data_follow_from_the_seed_whichever_process_is_faster(rollouts):
     def run(pause: float, **faults: Any) -> list[TensorDictBase]:
         policy, found = gaussian(), []
         for batch in rollouts(making(ReportingEnv, **faults), policy, max_staleness=2):

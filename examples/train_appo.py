@@ -23,7 +23,7 @@ from unilab.envs import TorchEnv, checked_mirror
 from unilab.modules import GaussianPolicy, ValueNetwork, build_actor
 from unilab.objectives import VTrace
 from unilab.output import say
-from unilab.trainers import Evaluator, OnPolicyRunner, PPOLearner, Run, run_identity
+from unilab.trainers import Evaluator, OnPolicyRunner, PPOLearner, Ranks, Run, run_identity
 
 
 def make_learner(
@@ -69,6 +69,7 @@ def make_learner(
         lr=params.lr,
         desired_kl=params.desired_kl,
         max_grad_norm=params.max_grad_norm,
+        sync_gradients=Ranks().average_gradients,
     )
 
 
@@ -77,7 +78,7 @@ def train(cfg: APPOCfg) -> int:
     algo, training = cfg.algo, cfg.training
     device = training.resolve_device()
     torch.set_num_threads(training.resolve_threads(device, algo.update_size()).learner)
-    torch.manual_seed(training.seed)
+    torch.manual_seed(training.rank_seed)
 
     eval_env = make_eval_env(cfg)
     critic_obs = "critic" if "critic" in eval_env.obs_groups_spec else "obs"
@@ -98,7 +99,7 @@ def train(cfg: APPOCfg) -> int:
         env,
         policy,
         frames_per_batch=algo.rollout_frames,
-        total_frames=algo.frames_left(run.counters.frames),
+        total_frames=algo.frames_left(run.counters.frames, run.ranks.size),
         max_staleness=algo.max_staleness,
         placement=training.resolve_placement(),
         return_same_td=True,

@@ -310,12 +310,15 @@ def test_refused_reset_leaves_levels_alone() -> None:
 
 def test_levels_continue_from_a_checkpoint_and_are_shared_by_evaluations() -> None:
     env, again, few = _rough(20), _rough(20), _rough(4)
+    low = _rough(4, {"num_rows": 5})
     env.scene.terrain.levels.copy_(torch.arange(20) // 2)
     drive(env, 5)
     again.import_training_state(env.export_training_state())
     again.import_episodes(env.export_episodes())
-    few.import_training_state(env.export_training_state())
+    for other in (few, low):
+        other.import_training_state(env.export_training_state())
 
     assert torch.equal(again.scene.terrain.levels, env.scene.terrain.levels)
     assert torch.equal(drive(again, 5)["obs"], drive(env, 5)["obs"])
     assert few.scene.terrain.levels.tolist() == [1, 3, 6, 8]
+    assert low.scene.terrain.levels.tolist() == [1, 3, 4, 4]

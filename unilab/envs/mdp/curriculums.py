@@ -112,7 +112,11 @@ class terrain_levels_vel(ManagerTermBase):
         return {"levels": self._levels}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take over the levels of as many or of other environments, evenly."""
+        """Take over the levels of as many or of other environments, evenly.
+
+        Levels beyond the terrain's last row become the last.
+        """
         saved, n = state["levels"], self._levels.shape[0]
         at = (2 * torch.arange(n) + 1) * saved.shape[0] // (2 * n)
-        self._levels.copy_(saved[at.to(saved.device)])
+        last = self._env.scene.require_terrain().cfg.num_rows - 1
+        self._levels.copy_(saved[at.to(saved.device)].clamp(max=last))

@@ -76,8 +76,8 @@ def rough(flat: VelocityEnvCfg) -> VelocityEnvCfg:
     """A flat task on :data:`ROUGH_TERRAIN`, with what the robot needs there.
 
     Actor and critic see the ground around the robot in place of heights above 0. Commands name a
-    direction to face, so that robots leave their tile. They start near the middle of a tile, on
-    harder ones the farther they walk.
+    direction to face and last long, so that robots that follow them leave their tile. They start
+    near the middle of a tile, on harder ones the farther they walk.
     """
     scan = ObservationTermCfg(
         func=mdp.height_scan, noise=UniformNoiseCfg(n_min=-0.1, n_max=0.1), clip=(-1.0, 1.0)
@@ -105,7 +105,7 @@ def rough(flat: VelocityEnvCfg) -> VelocityEnvCfg:
                 command,
                 ranges=heading,
                 heading_command=True,
-                resampling_time_range=(10.0, 15.0),
+                resampling_time_range=(10.0, 20.0),
             )
         },
         rewards={

@@ -1,12 +1,12 @@
 """Two ranks on two cores against one process with both: steps a second, share of the all-reduce.
 
     python benchmarks/bench_ranks.py one [--seconds 20] [key=value ...]
-    python benchmarks/bench_ranks.py two [--seconds 20] [key=value ...]
+    python benchmarks/bench_ranks.py two [--split] [--seconds 20] [key=value ...]
 
-`unilab train` runs with the settings of the task. `one` has `algo.num_envs` environments and as
-many threads as cores, `two` has two ranks of half as many environments each, with one core each, so
-that both step the same environments. Each rank makes as many updates for each of its control steps
-as the one process does, on batches of the same size: together they learn from twice as much data.
+`unilab train` runs with the settings of the task. `one` has as many threads as there are cores,
+each of `two` ranks half as many. Each rank has as many environments and as large batches as the one
+process, so that two learn from twice as much data a tick; with `--split` half as many and half as
+large, so that they learn from the same.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def rows(folder: str) -> list[dict[str, str]]:
     if not file.exists():
         return []
     with file.open(newline="") as stream:
-        return [row for row in csv.DictReader(stream) if float(row.get("Perf/updates") or 0) > 50]
+        return [row for row in csv.DictReader(stream) if float(row.get("Perf/updates") or 0) > 20]
 
 
 def measure(overrides: list[str], seconds: float) -> list[dict[str, str]]:
-    """Rows of metrics of a training over some time after its first 50 updates."""
+    """Rows of metrics of a training over some time after its first 20 updates."""
     with tempfile.TemporaryDirectory() as root:
         folder = f"{root}/run"
         command = [sys.executable, "-m", "unilab.cli", "train", f"training.run_dir={folder}"]
@@ -57,14 +57,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("who", choices=("one", "two"))
     parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--split", action="store_true", help="environments and batches")
     parser.add_argument("--envs", type=int, default=256)
-    parser.add_argument("--batch", type=int, default=512, help="of each rank")
+    parser.add_argument("--batch", type=int, default=512)
     args, overrides = parser.parse_known_args()
     cores = len(os.sched_getaffinity(0))
     size = {"one": 1, "two": 2}[args.who]
     devices = f"training.devices=[{','.join(['cpu'] * size)}]"
-    settings = [devices, f"algo.num_envs={args.envs // size}"]
-    settings += [f"algo.batch_size={args.batch}", f"training.num_threads={cores // size}"]
+    parts = size if args.split else 1
+    settings = [devices, f"algo.num_envs={args.envs // parts}"]
+    settings += [f"algo.batch_size={args.batch // parts}", f"training.num_threads={cores // size}"]
     found = measure([*settings, *overrides], args.seconds)
 
     def mean(tag: str) -> float:

@@ -77,8 +77,8 @@ def children(pid: int) -> list[int]:
         ("launcher", signal.SIGTERM, 143, ""),
         ("launcher", signal.SIGINT, 130, ""),
         ("launcher", signal.SIGKILL, -9, ""),
-        ("rank 0", signal.SIGKILL, 2, "killed (SIGKILL) in rank 0 of 2"),
-        ("rank 1", signal.SIGKILL, 2, "killed (SIGKILL) in rank 1 of 2"),
+        ("rank 0", signal.SIGKILL, 2, "killed in rank 0 of 2"),
+        ("rank 1", signal.SIGKILL, 2, "killed in rank 1 of 2"),
     ],
 )
 def test_after_a_death_or_signal_nothing_runs_and_the_run_can_be_resumed(
@@ -104,7 +104,7 @@ def test_after_a_death_or_signal_nothing_runs_and_the_run_can_be_resumed(
     assert torch.load(next(newest.rglob("*learner*/state.pt")), weights_only=True)["update_count"]
 
 
-TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0"]
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
 
 def test_torchrun_starts_the_ranks_too(start, tmp_path):

@@ -203,15 +203,14 @@ def _start(train: Callable[..., int | None], devices: Sequence[str], args: Seque
         shutdown_timeout=_STOP_S,
     )
     senders = [sender for _, sender in pipes]
-    noticed, killed_by, signum = 0, 0, 0
+    noticed, signum = 0, 0
     with _launching(len(devices)) as signals:
         config.signals_to_handle = ",".join(signals)
         try:
             elastic_launch(config, _run_rank)(senders, train, devices, args)
             return 0
         except ChildFailedError as error:
-            noticed, failure = next(iter(error.failures.items()))
-            killed_by = max(0, -failure.exitcode)
+            noticed = next(iter(error.failures))
         except SignalException as error:
             signum = error.sigval
     reports = {
@@ -227,12 +226,9 @@ def _start(train: Callable[..., int | None], devices: Sequence[str], args: Seque
                 raise report.unpacked(where[rank])
         for rank in ranks if not signum else ():
             if reports[rank] is None:  # a killed rank says nothing
-                how = (
-                    f" ({signal.Signals(killed_by).name})" if killed_by and rank == noticed else ""
-                )
                 raise RankError(
-                    f"a process was killed{how} {where[rank]}: see what it printed; SIGKILL "
-                    "usually means that the system ran out of memory"
+                    f"a process was killed {where[rank]}: see what it printed; usually the system "
+                    "ran out of memory"
                 )
     return signum + 128 if signum else max(report.code for report in reports.values() if report)
 

@@ -144,10 +144,11 @@ def _comparable(arg: Any) -> Any:
 
 def _check_same(args: Sequence[Any]) -> None:
     """Raise the same ConfigError in all ranks if one has other settings."""
-    mine = {str(i): _comparable(arg) for i, arg in enumerate(args)}
+    mine = [_comparable(arg) for arg in args]
     everyone = Ranks().gather(mine)
     for rank, theirs in enumerate(everyone):
-        if problem := differences(theirs, everyone[0]):
+        problems = map(differences, theirs, everyone[0])
+        if problem := ", ".join(filter(None, problems)):
             raise ConfigError(
                 f"settings must be the same in all ranks, but those of rank {rank} differ from "
                 f"rank 0's: {problem}"

@@ -151,4 +151,4 @@ def test_c15_placement_that_the_setting_cannot_give_is_refused(changed):
 def test_c16_no_other_key_moves_collected_tensors():
     cfg = dataclasses.asdict(FlashSACCfg(task="pendulum_swingup"))
     keys = {key for key in cfg["training"] if "device" in key or "transport" in key}
-    assert keys == {"device", "collector_tensor_device"}
+    assert keys == {"device", "devices", "collector_tensor_device"}

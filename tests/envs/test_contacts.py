@@ -109,7 +109,8 @@ def test_a_sensor_reads_mujocos_contacts_and_their_net_forces() -> None:
     root = env.reset()
     for _ in range(12):
         root = env.step(act(env, root, 0.3))["next"]
-    env.scene.stage_current(torch.arange(3))  # a write, after which forces are those of the state
+    env.scene.stage_current(torch.arange(3))
+    env.scene.staged.qvel[:, 0] += 0.1  # after a write, forces are those of the state
     env.scene.staged.validate("test")
     env.scene.commit_staged()
     found, force = env.scene.sensors["feet"].found, env.scene.sensors["calves"].force

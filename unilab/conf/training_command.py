@@ -40,11 +40,14 @@ def hydra_main(train: Callable[[Any], int], cfg: type) -> Callable[[], None]:
         cfg: dataclass of the settings.
     """
 
-    def job(config: DictConfig) -> None:
-        from unilab.trainers import launch  # takes seconds, which --help need not wait for
-
+    def run(config: DictConfig) -> int:
         settings = resolve(config, HydraConfig.get().overrides.task, cfg)
-        report_errors(lambda: launch(train, settings.training.devices, settings))
+        from unilab.trainers import launch  # takes seconds, which errors need not wait for
+
+        return launch(train, settings.training.devices, settings)
+
+    def job(config: DictConfig) -> None:
+        report_errors(lambda: run(config))
 
     def start() -> None:
         args = get_args_parser().parse_args()

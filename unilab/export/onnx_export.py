@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -113,18 +114,24 @@ def require(package: str) -> Any:
 
 def _trace(module: nn.Module, obs_dim: int) -> Any:
     """The ``onnx.ModelProto`` of a module, without paths and code of the exporting machine."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        program = torch.onnx.export(
-            module,
-            (torch.zeros(2, obs_dim),),
-            dynamo=True,
-            opset_version=OPSET,
-            input_names=["obs"],
-            output_names=["action"],
-            dynamic_shapes=({0: torch.export.Dim("batch")},),
-            verbose=False,
-        )
+    logger = logging.getLogger("torch.onnx")  # it would miss torchvision, which nothing here uses
+    level = logger.level
+    try:
+        logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(
+                module,
+                (torch.zeros(2, obs_dim),),
+                dynamo=True,
+                opset_version=OPSET,
+                input_names=["obs"],
+                output_names=["action"],
+                dynamic_shapes=({0: torch.export.Dim("batch")},),
+                verbose=False,
+            )
+    finally:
+        logger.setLevel(level)
     assert program is not None
     proto = program.model_proto
     graph = proto.graph

@@ -49,7 +49,7 @@ class Episodes:
         """
         loaded, self._loaded = self._loaded, {}
         if not isinstance(collector, Collector) or not hasattr(self._env, "export_episodes"):
-            return "episodes continue only with a synchronous collector and unilab's environments"
+            return "only those of unilab's environments that step in this process are saved"
         self._collector, self._returns = collector, returns
         if "env" not in loaded:
             return str(loaded.get("problem", "the checkpoint holds no episodes"))

@@ -59,6 +59,7 @@ def make_learner(
         gamma=algo.gamma,
         actor_network=policy,
         value_network=value,
+        rho_thresh=2.0,  # with 1, actions that the last updates made likelier count too little
         c_thresh=algo.gae_lambda,
         average_adv=True,
         device=device,

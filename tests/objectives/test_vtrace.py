@@ -102,3 +102,15 @@ def test_a_learner_starts_each_rollout_at_ratios_of_1_though_its_policy_has_move
     assert metrics[0]["kl"].item() == pytest.approx(0.0, abs=1e-6)
     assert metrics[2]["kl"] > 1e-6
     assert rollout["advantage"].std().item() == pytest.approx(1.0, abs=1e-4)
+
+
+def test_advantages_that_are_equal_for_all_actions_do_not_move_a_policy_with_lag():
+    """Else an error of the values would continue the last step, e.g. narrow the policy further."""
+    policy, value = networks()
+    data = lagged(policy)
+    data["next", "terminated"].fill_(True)
+    data["next", "done"].fill_(True)
+    with torch.no_grad():
+        data["next", "reward"] = value.module(data["obs"]) + 1.0
+    out = vtrace(policy, value, average_adv=True)(data)
+    assert out["advantage"].abs().max() < 0.1

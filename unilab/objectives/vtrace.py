@@ -17,6 +17,9 @@ class VTrace(value.VTrace):
     policy before the first update, as the lag is in the advantages already (Hilton et al., arXiv
     2110.00641).
 
+    With ``average_adv`` the advantages have mean 0 and standard deviation 1 over the rollout, and
+    what all actions have in common is removed before the weights.
+
     Args are TorchRL's. On data of the present policy ``c_thresh`` is the lambda of the returns.
     """
 
@@ -49,7 +52,11 @@ class VTrace(value.VTrace):
             time_dim=-2,
         )
         if self.average_adv:
-            advantage = (advantage - advantage.mean()) / advantage.std().clamp_min(1e-5)
+            # Without the weights the mean would have a gradient, along the last updates.
+            weight = (log_prob.view_as(advantage) - collected.view_as(advantage)).exp()
+            weight = weight.clamp_max(self.rho_thresh)
+            advantage = advantage - weight * (advantage.mean() / weight.mean())
+            advantage = advantage / advantage.std().clamp_min(1e-5)
         tensordict.set(keys.value, values[0])
         tensordict.set(keys.advantage, advantage)
         tensordict.set(keys.value_target, target)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import pickle
 import signal
 import time
 from collections.abc import Iterator
@@ -116,7 +117,7 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_batch_and_the_run_continu
 @pytest.mark.parametrize(
     ("devices", "kind", "message"),
     [
-        ([], ConfigError, "devices"),
+        ([], ConfigError, r"training\.devices .* empty"),
         (["cpu", "cuda:0"], ConfigError, "cpu,cuda:0"),
         (["cuda:0", "cuda:0"], PlacementError, "cuda:0,cuda:0"),
         (["cuda", "cuda:1"], PlacementError, "cuda,cuda:1"),
@@ -137,13 +138,32 @@ def test_a_list_of_devices_excludes_a_device():
 @pytest.mark.parametrize(
     ("environment", "devices", "message"),
     [
-        ({"WORLD_SIZE": "2"}, None, "WORLD_SIZE=2"),
+        ({}, None, "WORLD_SIZE=2"),
         ({"WORLD_SIZE": "3"}, CPUS, r"WORLD_SIZE=3.*\[cpu,cpu\]"),
-        ({"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}, CPUS, "LOCAL_WORLD_SIZE=1"),
+        ({"LOCAL_WORLD_SIZE": "1"}, CPUS, "LOCAL_WORLD_SIZE=1"),
+        ({"WORLD_SIZE": "x"}, CPUS, "^WORLD_SIZE"),
+        ({"WORLD_SIZE": "-3"}, CPUS, "^WORLD_SIZE"),
+        ({"WORLD_SIZE": "", "RANK": "1"}, CPUS, "^RANK .* not set"),
+        ({"RANK": ""}, CPUS, "^RANK"),
+        ({"LOCAL_RANK": ""}, CPUS, "^LOCAL_RANK"),
+        ({"LOCAL_RANK": "5"}, CPUS, "^LOCAL_RANK .*'5'"),
+        ({"MASTER_ADDR": ""}, CPUS, "^MASTER_ADDR"),
+        ({"MASTER_PORT": ""}, CPUS, "^MASTER_PORT"),
     ],
 )
-def test_a_world_of_another_size_is_refused(environment, devices, message, monkeypatch):
-    for name, value in environment.items():
+def test_incomplete_or_wrong_variables_of_torchrun_are_refused(
+    environment, devices, message, monkeypatch
+):
+    complete = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    for name, value in {**complete, **address, **environment}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=message):
         launch(print, devices)
+
+
+@pytest.mark.parametrize("text", ["é", "漢", "😀"])
+def test_a_long_error_fits_in_a_pipe_that_nobody_reads(text):
+    report = launcher._Report.of(ValueError(100_000 * text + "end"))
+    assert len(pickle.dumps(tuple(report))) < 50_000
+    assert "end" in str(report.unpacked("in rank 1"))

@@ -40,7 +40,7 @@ _STOP_S = 60
 _LATE_S = 6.0
 """Seconds that the other ranks have to end after one that failed."""
 _MOST = 20_000
-"""Characters of an error: a pipe holds 65,536 that nobody reads yet."""
+"""Bytes of an error and of its traceback: a pipe holds 65,536 that nobody reads yet."""
 _START = "spawn"
 _LOGGERS = ("torch.distributed.elastic", "torch.multiprocessing.spawn", "torchelastic-events-null")
 """Loggers that say which ranks PyTorch's launcher ends, beside the error that ended them."""
@@ -65,7 +65,7 @@ def launch(train: Callable[..., int | None], devices: Sequence[str] | None, *arg
         devices: e.g. ``["cuda:0", "cuda:1"]``, or ``["cpu", "cpu"]``.
         *args: settings; dataclasses are compared key by key.
     """
-    world = int(os.environ.get("WORLD_SIZE") or 1)
+    world = _world_size()
     if world > 1:
         _check_torchrun(world, devices)
     if devices is not None:
@@ -84,7 +84,12 @@ def check_devices(devices: Sequence[str]) -> None:
     """Refuse devices that cannot train together, or are not here."""
     found = [to_device(name) for name in devices]
     given = ",".join(devices)
-    if not found or len({device.type for device in found}) > 1:
+    if not found:
+        raise ConfigError(
+            "training.devices must have a device for each rank, got an empty list: leave it at "
+            "null for one process"
+        )
+    if len({device.type for device in found}) > 1:
         raise ConfigError(f"devices must be all cpu or all cuda:<n>, got [{given}]")
     if found[0].type == "cpu":
         return
@@ -99,6 +104,37 @@ def check_devices(devices: Sequence[str]) -> None:
             f"devices must be here, got [{given}], but torch sees {here or 'no'} CUDA "
             f"device{'s' * (here != 1)}: use others, or cpu"
         )
+
+
+def _world_size() -> int:
+    """Number of processes that torchrun has started; 1 without it."""
+    world = _variable("WORLD_SIZE", 1, None, default="1")
+    if world == 1:
+        _variable("RANK", 0, 0, default="0")
+        return 1
+    for name in ("RANK", "LOCAL_RANK"):
+        _variable(name, 0, world - 1)
+    _variable("MASTER_PORT", 0, 65_535)
+    if not os.environ.get("MASTER_ADDR"):
+        raise ConfigError(
+            f"MASTER_ADDR must be set with WORLD_SIZE={world}: start the ranks by torchrun, or "
+            "unset WORLD_SIZE"
+        )
+    return world
+
+
+def _variable(name: str, least: int, most: int | None, default: str = "") -> int:
+    """One of torchrun's environment variables."""
+    text = os.environ.get(name) or default
+    number = int(text) if text.removeprefix("-").isdecimal() else None
+    if number is None or number < least or (most is not None and number > most):
+        condition = f"at least {least}" if most is None else f"in {least}...{most}"
+        world = os.environ.get("WORLD_SIZE") or "not set"
+        raise ConfigError(
+            f"{name} must be a whole number {condition}, got {text!r} (WORLD_SIZE is {world}): "
+            "start the ranks by torchrun, or unset its variables"
+        )
+    return number
 
 
 def _check_torchrun(world: int, devices: Sequence[str] | None) -> None:
@@ -175,7 +211,8 @@ class _Report(NamedTuple):
             content = b""
         if len(content) > _MOST:
             content = b""
-        return cls(1, content, trace[-_MOST:], isinstance(error, RankError))
+        end = trace.encode(errors="replace")[-_MOST:].decode(errors="ignore")
+        return cls(1, content, end, isinstance(error, RankError))
 
     def unpacked(self, where: str) -> Exception:
         """The error, with the rank's traceback as its cause."""

@@ -9,7 +9,7 @@ import torch
 
 from unilab.conf import compose
 from unilab.errors import ConfigError, PlacementError
-from unilab.settings import OffPolicyCfg, TrainingCfg
+from unilab.settings import OffPolicyCfg, OnPolicyCfg, TrainingCfg
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -26,6 +26,11 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 def test_run_that_would_never_update_is_refused(values, name):
     with pytest.raises(ConfigError, match=name):
         OffPolicyCfg(**values)
+
+
+def test_a_rollout_of_one_transition_is_refused():
+    with pytest.raises(ConfigError, match=r"num_envs \* num_steps"):
+        OnPolicyCfg(num_envs=1, num_steps=1, num_minibatches=1)
 
 
 def test_frames_left_are_whole_steps_of_all_environments():

@@ -137,6 +137,16 @@ def check_range(name: str, span: tuple[float, float]) -> None:
         raise ConfigError(f"{name} must be finite (low, high) with low <= high, got {span}")
 
 
+def check_clip(name: str, clip: tuple[float, float], largest: float = _LARGEST) -> None:
+    """Raise ConfigError for bounds that are reversed, or leave no value of a size up to largest."""
+    low, high = clip
+    if not (low <= high and low <= largest and high >= -largest):
+        raise ConfigError(
+            f"{name} must be (low, high) with low <= high, and have a value within {largest:g}, "
+            f"got {clip}"
+        )
+
+
 def to_num_envs(value: Any) -> int:
     """Check a number of environments."""
     check_fits("num_envs", value, Count)

@@ -114,6 +114,11 @@ class OnPolicyCfg:
     minibatches; for tasks that declare their mirror."""
 
     def __post_init__(self) -> None:
+        if self.rollout_frames < 2:
+            raise ConfigError(
+                "num_envs * num_steps must be at least 2, got 1: advantages are normalised over a "
+                "rollout"
+            )
         if self.num_minibatches > self.rollout_frames:
             raise ConfigError(
                 f"num_minibatches must be at most {self.rollout_frames}, the transitions of a "

@@ -88,6 +88,9 @@ BAD_ACTIONS = {
     "'f'.*first_motor": {"e": MOTOR, "f": replace(MOTOR, actuator_names=("fir.*",))},
     "'e'.*scale": {"e": replace(MOTOR, scale=float("nan"))},
     "scale.*'e'.*second_motor": {"e": replace(MOTOR, scale={"first.*": 1.0})},
+    "clip.*'e'.*inf": {"e": replace(MOTOR, clip=(math.inf, math.inf))},
+    "clip.*'e'.*1e": {"e": replace(MOTOR, clip=(1e11, 2e11))},
+    "'e'.*delay_max_lag": {"e": replace(MOTOR, delay_max_lag=10**12)},
     "'pose'.*first_motor": {"pose": mdp.JointPositionActionCfg()},
 }
 
@@ -293,7 +296,7 @@ BAD_EVENTS = {
     ),
     "yav.*yaw": (mdp.push_by_setting_velocity, {"velocity_range": {"yav": SPAN}}),
     "'x'": (mdp.push_by_setting_velocity, {"velocity_range": {"x": (1.0, 0.0)}}),
-    "range": (
+    "position_range": (
         mdp.reset_joints_by_offset,
         {"position_range": (0.1, -0.1), "velocity_range": SPAN},
     ),
@@ -538,6 +541,7 @@ def test_an_event_that_only_pushes_leaves_the_state_as_it_is():
         "'w'": {"force_range": {"w": (0.0, 1.0)}},
         "range": {"torque_range": (1.0, 0.0)},
         "duration_s": {"duration_s": (0.0, 1.0)},
+        "duration_s.*low <= high": {"duration_s": (2.0, 1.0)},
         "_ids": {"asset_cfg": SceneEntityCfg("robot", geom_ids=[1])},
         "trunk.*body": {"asset_cfg": SceneEntityCfg("robot", body_names="trunk")},
     }.items(),
@@ -545,3 +549,8 @@ def test_an_event_that_only_pushes_leaves_the_state_as_it_is():
 def test_a_wrench_that_makes_no_sense_is_refused(named, params):
     with pytest.raises(ConfigError, match=rf"'wrench'.*{named}"):
         flying(wrench("reset", **params))
+
+
+def test_a_wrench_at_startup_is_refused():
+    with pytest.raises(ConfigError, match=r"'wrench'.*'startup'"):
+        flying(wrench("startup"))

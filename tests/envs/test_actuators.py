@@ -285,6 +285,7 @@ BAD_FIELDS = {
     "saturation_effort": {"saturation_effort": math.inf},
     "delay_min_lag": {"delay_min_lag": 3, "delay_max_lag": 2},
     "delay_max_lag": {"delay_min_lag": -1},
+    "delay_max_lag.*1000000000000": {"delay_max_lag": 10**12},
 }
 
 
@@ -308,6 +309,7 @@ def test_fields_of_actuators_are_overridden_by_their_paths():
 
 BAD_GROUPS = {
     "'hi'.*'twins'.*'legs'": {"legs": replace(PD, joint_names_expr="hi")},
+    r"'\('.*'legs' of 'twins'": {"legs": replace(PD, joint_names_expr="(")},
     "'hip'.*'legs' and 'knees'": {"legs": PD, "knees": replace(DC, joint_names_expr="hip|knee")},
     "stiffness of.*'legs'.*knee": {"legs": replace(DC, stiffness={"hip": 1.0})},
     "damping of.*'hip'.*'hi.*'": {"legs": replace(PD, damping={"hip": 1.0, "hi.*": 1.0})},
@@ -346,6 +348,21 @@ def test_two_actuators_of_the_model_file_on_one_joint_are_not_replaced(tmp_path)
     xml = ARMS_XML.replace("<motor", '<velocity name="twin" joint="hip" kv="1"/><motor')
     (tmp_path / "arms.xml").write_text(xml)
     with pytest.raises(ConfigError, match=r"'hip'.*hip_servo.*twin"):
+        scene_model(cfg)
+
+
+def test_a_motor_in_place_of_an_actuator_without_gear_is_refused(tmp_path):
+    cfg = scene(tmp_path, legs=PD)
+    path = tmp_path / "arms.xml"
+    path.write_text(ARMS_XML.replace('gear="-2"', 'gear="0"'))
+    with pytest.raises(ConfigError, match=r"gear.*'hip_servo'"):
+        scene_model(cfg)
+
+
+def test_one_joint_of_two_entities_cannot_have_two_motors(tmp_path):
+    cfg = scene(tmp_path, legs=PD)
+    cfg.entities["more"] = cfg.entities["twins"]
+    with pytest.raises(ConfigError, match=r"'hip'.*'twins' and 'more'"):
         scene_model(cfg)
 
 

@@ -298,6 +298,17 @@ BAD = {
     r"'bad'.*body_names": lambda: reading(
         mdp.feet_slip, sensor_name="feet", asset_cfg=SceneEntityCfg("robot")
     ),
+    r"'a/b'.*rename": lambda: {
+        "scene": scene(sensors=dict.fromkeys(("a", "a/b"), SENSORS["feet"]))
+    },
+    r"'bad'.*velocity_sensor_names.*got 1": lambda: reading(
+        mdp.feet_slide, sensor_name="feet", velocity_sensor_names=("FL_foot_vel",)
+    ),
+    r"'bad'.*velocity_sensor_names.*got 2": lambda: reading(
+        mdp.feet_slide,
+        sensor_name="feet",
+        velocity_sensor_names=("FL_foot_vel", "FR_foot_vel"),
+    ),
     r"'bad'.*one body": lambda: reading(mdp.upright, std=1.0, asset_cfg=BODIES),
     r"'bad'.*_foto.*_foot": lambda: reading(
         mdp.foot_height, asset_cfg=SceneEntityCfg("robot", body_names=".*_foto")

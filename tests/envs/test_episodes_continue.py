@@ -14,7 +14,7 @@ from tensordict import TensorDictBase
 
 import unilab
 from unilab import registry
-from unilab.envs import CurriculumTermCfg
+from unilab.envs import CurriculumTermCfg, EventTermCfg
 from unilab.errors import ConfigError
 
 QUICK = ("pendulum_swingup", "gym/Hopper-v5", "dmc/cartpole-swingup")
@@ -107,6 +107,16 @@ def test_episodes_of_another_environment_are_refused_and_its_own_continue(tmp_pa
     expected, _ = steps(other, root.clone(), 9, seed=1)
     other.import_episodes(before)
     assert_bitwise_equal(expected, steps(other, root, 9, seed=1)[0])
+
+
+def test_a_term_may_change_what_is_in_its_params(tmp_path):
+    def count(env, env_ids, calls):
+        calls[0] += 1
+
+    counts = [EventTermCfg(func=count, mode="step", params={"calls": [0]}) for _ in range(2)]
+    env, other = (twins(tmp_path, events={"count": event}) for event in counts)
+    steps(env, env.reset(), 3, seed=0)
+    other.import_episodes(env.export_episodes())
 
 
 def test_paths_and_threads_of_the_settings_may_differ(tmp_path):

@@ -148,6 +148,15 @@ def saturated() -> PlainActor:
     return actor
 
 
+@pytest.mark.parametrize("width", [1, 45, 232])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_c16_the_built_in_actor_is_checked_at_any_width(width, seed):
+    torch.manual_seed(seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        validate_actor(FlashSACActor(width, 12), obs_dim=width, action_dim=12)
+
+
 @pytest.mark.parametrize(
     ("make", "passes"),
     [

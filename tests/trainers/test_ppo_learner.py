@@ -270,6 +270,8 @@ def test_training_on_an_accelerator_gives_the_cpus_results_bit_for_bit(accelerat
         (lambda s: s["loss"]["actor.log_std"].fill_(float("nan")), r"actor\.log_std"),
         (lambda s: s["loss"].pop("actor.log_std"), r"actor\.log_std"),
         (lambda s: s.update(lr=-1.0), "lr -1"),
+        (lambda s: s.update(lr=float("inf")), "lr inf"),
+        (lambda s: s.update(lr=1e6), "lr 1000000"),
         (lambda s: s.update(update_count=5), "optimizer"),
         (lambda s: s["actor_semantics"]["kwargs"].update(hidden_dims=[9]), "hidden_dims"),
     ],
@@ -289,6 +291,8 @@ def test_an_invalid_state_is_refused_whole(spoil: Callable[[dict], Any], name: s
     ("kwargs", "name"),
     [
         ({"lr": 0.0}, "lr"),
+        ({"lr": 0.1}, "lr"),
+        ({"lr": float("inf"), "desired_kl": None}, "lr"),
         ({"desired_kl": -1.0}, "desired_kl"),
         ({"max_grad_norm": 0.0}, "max_grad_norm"),
         ({"functional": True}, "functional"),

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from unilab.backends.base import ActuatorInfo, SimBackend
 from unilab.checks import Bound, check_fields
+from unilab.envs.managers.delay import check_lags
 from unilab.envs.names import Patterns, find_names, values_of_names
 from unilab.errors import CapabilityError, ConfigError
 
@@ -66,11 +67,7 @@ class IdealPDActuatorCfg:
             for number in value.values() if isinstance(value, dict) else [value]:
                 if number is not None and (number < 0.0 or (number == 0.0 and bound == "above 0")):
                     raise ConfigError(f"{name} must be {bound}, got {value}")
-        low, high = self.delay_min_lag, self.delay_max_lag
-        if not 0 <= low <= high:
-            raise ConfigError(
-                f"delay_min_lag and delay_max_lag must be 0 <= min <= max, got {low} and {high}"
-            )
+        check_lags("", self.delay_min_lag, self.delay_max_lag)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +143,11 @@ def add_motor(spec: mujoco.MjSpec, motor: Motor) -> float:
     else:
         own = spec.add_actuator(name=motor.joint, target=motor.joint, trntype=ON_JOINT[0])
     gear, inherited = abs(float(own.gear[0])), float(own.inheritrange)
+    if not gear:
+        raise ConfigError(
+            f"gear of actuator {own.name!r} on joint {motor.joint!r} must not be 0 in the model "
+            "file: a motor takes its place and keeps the gear"
+        )
     affine = own.gaintype in (mujoco.mjtGain.mjGAIN_FIXED, mujoco.mjtGain.mjGAIN_PID)
     if not affine or _target(-own.biasprm[1], -own.biasprm[2]) != motor.target:
         own.ctrlrange, own.ctrllimited, inherited = [0, 0], mujoco.mjtLimited.mjLIMITED_AUTO, 0.0
@@ -210,7 +212,7 @@ def _is(actuator: ActuatorInfo, motor: Motor, timestep: float) -> bool:
         (actuator.stiffness * gear**2, motor.stiffness),
         (actuator.damping * gear**2, motor.damping),
         (actuator.saturation_effort * gear, motor.saturation_effort),
-        (actuator.velocity_limit / gear, motor.velocity_limit),
+        (actuator.velocity_limit, motor.velocity_limit * gear),
         (min(limit, motor.effort_limit or limit), limit),  # the joint may have a limit, too
         (actuator.delay, delay_of(motor.max_lag, timestep)),
     )

@@ -29,7 +29,9 @@ def find_names(
             hits = [i for i, name in enumerate(names) if re.fullmatch(pattern, name)]
             hits = hits or [i for i, name in enumerate(other_names) if re.fullmatch(pattern, name)]
         except re.error as error:
-            raise ConfigError(f"pattern {pattern!r} is not a regular expression: {error}") from None
+            raise ConfigError(
+                f"pattern {pattern!r} of a {what} must be a regular expression: {error}"
+            ) from None
         if not hits:
             raise ConfigError(
                 f"pattern {pattern!r} matches no {what}{did_you_mean(pattern, names)}; "

@@ -49,11 +49,19 @@ def scene_model(cfg: SceneCfg, terrain: Terrain | None = None) -> mujoco.MjModel
 
 def _motors(cfg: SceneCfg, spec: mujoco.MjSpec) -> list[Motor]:
     motors: list[Motor] = []
+    owner: dict[str, str] = {}
     for name, entity in cfg.entities.items():
         body = spec.body(entity.root_body)
         if body is not None:  # or the scene refuses it
             joints = [j for j in body.find_all(mujoco.mjtObj.mjOBJ_JOINT) if j.type in _ONE_AXIS]
-            motors += motors_of(name, entity.actuators, [j.name for j in joints if j.name])
+            for motor in motors_of(name, entity.actuators, [j.name for j in joints if j.name]):
+                other = owner.setdefault(motor.joint, name)
+                if other != name:
+                    raise ConfigError(
+                        f"joint {motor.joint!r} must have one motor, got two, of entities "
+                        f"{other!r} and {name!r}"
+                    )
+                motors.append(motor)
     return motors
 
 

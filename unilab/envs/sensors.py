@@ -228,6 +228,8 @@ def add_contact_sensors(
     """Add a sensor ``<name>/<part>`` to the model for each part of each contact sensor."""
     for name, cfg in sensors.items():
         label = f"contact sensor {name!r}"
+        if not name or "/" in name:
+            raise ConfigError(f"the name of {label} must have a letter and no '/': rename it")
         parts = _matched(spec, f"primary of {label}", cfg.primary, entities)
         settings = {}
         if cfg.secondary is not None:

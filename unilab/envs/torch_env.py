@@ -114,6 +114,9 @@ class TorchEnv(EnvBase):
         self.episode_length = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
         self._all_rows = torch.arange(num_envs, device=self.device)
         self._state = _State(staggering=staggered)
+        # Now, because a term may change what is in its params.
+        settings = re.sub(_UNSAVED_SETTINGS, "", repr(getattr(self, "cfg", None)))
+        self._digest = hashlib.sha256(settings.encode()).hexdigest()
         self._staggered = staggered
         self.episodes_problem = ""
         """Why the last :meth:`export_episodes` returned nothing."""
@@ -494,9 +497,7 @@ class TorchEnv(EnvBase):
 
     def _episodes_of(self) -> dict[str, Any]:
         """What must agree between the saved episodes and the environment that continues them."""
-        settings = re.sub(_UNSAVED_SETTINGS, "", repr(getattr(self, "cfg", None)))
-        digest = hashlib.sha256(settings.encode()).hexdigest()
-        return {"settings": digest, "num_envs": self.num_envs, "device": self.device.type}
+        return {"settings": self._digest, "num_envs": self.num_envs, "device": self.device.type}
 
     def _import_episodes(self, state: Mapping[str, Any]) -> None:
         self._import_task(state["task"])

@@ -58,11 +58,12 @@ def breach(actor: Any, clause: str, problem: str) -> ActorContractError:
     return ActorContractError(f"{name} breaks the actor contract (ADR-0017 {clause}): {problem}")
 
 
-def mean_and_std(actor: Any, obs: Tensor) -> Any:
-    """``get_mean_and_std`` without batch statistics; an actor may leave ``training`` out."""
+def mean_and_std(actor: Any, obs: Tensor, training: bool = False) -> Any:
+    """``get_mean_and_std``, by default without batch statistics; an actor may leave ``training``
+    out."""
     method = actor.get_mean_and_std
     named = "training" in inspect.signature(method).parameters
-    return method(obs, training=False) if named else method(obs)
+    return method(obs, training=training) if named else method(obs)
 
 
 def forward_outputs(

@@ -125,19 +125,21 @@ def log_prob_errors(actor: Any, obs_dim: int, action_dim: int) -> dict[bool, flo
         )
         for width in (obs_dim, action_dim)
     )
-    with torch.no_grad():  # any eps will do: of a size that does not saturate the transform
-        eps = eps / mean_and_std(actor, obs)[1].clamp(min=1.0)
     return {training: _error_on(actor, obs, eps, training) for training in (True, False)}
 
 
 def _error_on(actor: Any, obs: Tensor, eps: Tensor, training: bool) -> float | None:
-    outs = []
+    outs: list[tuple[Tensor, Tensor]] = []
     for _ in range(2):
-        with _Noise(eps) as noise:
-            try:
+        try:
+            with torch.no_grad():
+                std = mean_and_std(actor, obs, training)[1]
+            if not outs:  # any eps will do: of a size that does not saturate the transform
+                eps = eps / std.clamp(min=1.0)
+            with _Noise(eps) as noise:
                 actions, info = actor(obs, training=training)
-            except Exception:  # compiled and scripted code may not run in this mode
-                return None
+        except Exception:  # compiled and scripted code may not run in this mode
+            return None
         log_prob = info["log_prob"].reshape(-1)
         outs.append((actions, log_prob))
     if len(noise.drawn) != 1 or not all(map(torch.allclose, *outs)):
@@ -153,7 +155,7 @@ def _error_on(actor: Any, obs: Tensor, eps: Tensor, training: bool) -> float | N
         normal = -0.5 * (eps.double().square() + math.log(2.0 * math.pi)).sum(-1)
         density = normal - torch.linalg.slogdet(jacobian).logabsdet
         # Rounding decides the slope of a saturated action: it is off by about 1e-7 of the action.
-        slopes = jacobian / mean_and_std(actor, obs)[1].unsqueeze(1)
+        slopes = jacobian / std.unsqueeze(1)
         of_u, of_action = slopes.norm(dim=1), slopes.norm(dim=2)
         steep = (of_u > 1e-3 * of_u.amax(0)) & (of_action > 1e-4 * actions.abs().amax(0))
         off = (log_prob - density)[steep.all(-1) & density.isfinite()].abs()

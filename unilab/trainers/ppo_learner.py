@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -66,14 +67,18 @@ class PPOLearner:
                 "loss must be over a GaussianPolicy and have functional=False, because a "
                 "functional one would read copies of the normalisers"
             )
-        for name, value in (("lr", lr), ("max_grad_norm", max_grad_norm)):
-            if not value > 0.0:
-                raise ConfigError(f"{name} must be above 0, got {value}")
+        if not max_grad_norm > 0.0:
+            raise ConfigError(f"max_grad_norm must be above 0, got {max_grad_norm}")
         if desired_kl is not None and not desired_kl > 0.0:
             raise ConfigError(f"desired_kl must be above 0, or None, got {desired_kl}")
         self.loss = loss
         self.advantages = advantages
         self.desired_kl = desired_kl
+        if not self._is_rate(lr):
+            raise ConfigError(
+                f"lr must be above 0 and finite, and {MIN_LR:g} to {MAX_LR:g} with a desired_kl, "
+                f"got {lr}"
+            )
         self.max_grad_norm = max_grad_norm
         self.update_count = 0
         self.actor = loss.actor_network.actor
@@ -170,6 +175,12 @@ class PPOLearner:
             if normalizer is not None:
                 normalizer.update(rollout.get(operator.in_keys[0]))
 
+    def _is_rate(self, lr: float) -> bool:
+        """Whether a learning rate is one that this learner may have."""
+        if self.desired_kl is None:
+            return 0.0 < lr < math.inf
+        return MIN_LR <= lr <= MAX_LR
+
     def _set_lr(self, lr: float) -> None:
         self._optimizer.param_groups[0]["lr"] = lr
 
@@ -187,7 +198,7 @@ class PPOLearner:
         """Why this learner cannot load a saved state, or ``""``."""
         if problem := learner_problem(state, self.state_dict(), self._networks, self.actor):
             return problem
-        if not state["lr"] > 0.0 or state["update_count"] < 0:
+        if not self._is_rate(state["lr"]) or state["update_count"] < 0:
             return f"lr {state['lr']} or update_count {state['update_count']} is out of range"
         steps = state["update_count"]
         return moments_problem(state["optimizer"], self._optimizer, steps, "optimizer")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from unilab.backends import SimBackend
 from unilab.backends.base import ActuatorInfo
-from unilab.checks import Bound
+from unilab.checks import Bound, check_clip
 from unilab.envs.managers.delay import DelayBuffer, DelayCfg, DelaySpec
 from unilab.envs.managers.term import naming, table
 from unilab.envs.names import Patterns, find_actuators, values_of_names
@@ -204,10 +204,10 @@ def _columns(
     scales = values_of_names(term.scale, names, what, f"scale of {label}", joints)
     clips = values_of_names(term.clip or free, names, what, f"clip of {label}", joints, free)
     for actuator, scale, clip in zip(driven, scales, clips, strict=True):
-        low, high = clip
-        if not low <= high:
-            raise ConfigError(f"clip of {label} must be (low, high) with low <= high, got {clip}")
-        yield _column(term, actuator, float(scale), clip, backend)
+        check_clip(f"clip of {label}", clip, MAX_VALUE)
+        column = _column(term, actuator, float(scale), clip, backend)
+        check_clip(f"control of {actuator.name!r} for the clip of {label}", column.clip, MAX_VALUE)
+        yield column
 
 
 def _column(

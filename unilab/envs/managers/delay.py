@@ -10,6 +10,18 @@ from torch import Tensor
 
 from unilab.errors import ConfigError
 
+_LONGEST = 10_000
+"""Steps of the longest delay; all values of so many steps are kept."""
+
+
+def check_lags(prefix: str, low: int, high: int) -> None:
+    """Refuse ``delay_min_lag`` and ``delay_max_lag`` that are reversed or too long."""
+    if not 0 <= low <= high <= _LONGEST:
+        raise ConfigError(
+            f"{prefix}delay_min_lag and delay_max_lag must be 0 <= min <= max <= {_LONGEST}, got "
+            f"{low} and {high}"
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class DelayCfg:
@@ -27,12 +39,8 @@ class DelayCfg:
 
     def check_delay(self, label: str) -> None:
         """Refuse an invalid delay of the term ``label``."""
-        low, high, period = self.delay_min_lag, self.delay_max_lag, self.delay_update_period
-        if not 0 <= low <= high:
-            raise ConfigError(
-                f"{label}: delay_min_lag and delay_max_lag must be 0 <= min <= max, got {low} and "
-                f"{high}"
-            )
+        check_lags(f"{label}: ", self.delay_min_lag, self.delay_max_lag)
+        period = self.delay_update_period
         if period is not None and period < 0:
             raise ConfigError(f"{label}: delay_update_period must be at least 0, got {period}")
         if not 0.0 <= self.delay_hold_prob <= (0.0 if period is None else 1.0):

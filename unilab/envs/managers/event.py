@@ -78,6 +78,11 @@ class EventManager:
         for bound in self._terms["startup"]:
             with self._writing(bound, all_rows):
                 bound.dry_run(env, all_rows)
+            if env.scene.wrenches is not None:  # no other term has run so far
+                raise ConfigError(
+                    f"mode of {bound.label} must be 'reset', 'interval' or 'step', got 'startup': "
+                    "the first reset ends the forces on bodies"
+                )
         self._dry_run(all_rows)
 
     def _dry_run(self, rows: Tensor) -> None:

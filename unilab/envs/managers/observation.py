@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from unilab.checks import Bound, check_fields, check_range
+from unilab.checks import Bound, check_clip, check_fields, check_range
 from unilab.envs.managers.delay import DelayBuffer, DelayCfg, DelaySpec
 from unilab.envs.managers.term import (
     COLUMNS,
@@ -321,8 +321,7 @@ def column_treatment(label: str, cfg: ObservationTermCfg, width: int) -> Tensor:
     if scale.ndim and len(scale) != width:
         raise ConfigError(f"scale of {label} must have {width} values, got {len(scale)}")
     lower, upper = cfg.clip if cfg.clip is not None else (-torch.inf, torch.inf)
-    if not (lower <= upper and lower < torch.inf and upper > -torch.inf):
-        raise ConfigError(f"clip of {label} must be (low, high), got {cfg.clip}")
+    check_clip(f"clip of {label}", (lower, upper))
     constants = (lower, upper, *_error_shape(cfg.noise), *_error_shape(cfg.bias))
     return torch.stack([scale.expand(width), *(torch.full((width,), v) for v in constants)])
 

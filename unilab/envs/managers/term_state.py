@@ -5,7 +5,8 @@ and plain value (number, flag, text, None) in its attributes, also in lists, tup
 TensorDicts, modules and other objects there. What belongs to the environment or to another term is
 left out, and so are functions, enum members and settings: they must be there when it is loaded.
 Nothing else (sets, iterators, files, objects with ``__slots__``) is looked into: a reset does not
-restore it, and saving refuses it by name. Attributes of classes, and globals, are not found.
+restore it, and saving refuses it by name. Attributes of classes and of functions, default arguments
+and globals are not found.
 """
 
 from __future__ import annotations

@@ -66,13 +66,18 @@ def _if_moving(
     return cost * (speed > command_threshold)
 
 
-def _of_parts(env: ManagerBasedRlEnv, values: Tensor, sensor_name: str) -> Tensor:
+def _of_parts(
+    env: ManagerBasedRlEnv,
+    values: Tensor,
+    sensor_name: str,
+    what: str = "body_names of asset_cfg",
+) -> Tensor:
     """The values ``[num_envs, bodies, ...]``, checked to be of as many parts as the sensor's."""
     parts = _sensor(env, sensor_name).parts
     if values.shape[1] != len(parts):
         raise ConfigError(
-            f"asset_cfg must have a body for each part of sensor {sensor_name!r}, {parts}, got "
-            f"{values.shape[1]} bodies: give body_names"
+            f"{what} must be one for each part of sensor {sensor_name!r}, {parts}, got "
+            f"{values.shape[1]}"
         )
     return values
 
@@ -122,7 +127,9 @@ def feet_slide(
             the world frame (``framelinvel``).
     """
     speeds = [env.scene.sensor(name)[:, :2].norm(dim=1) for name in velocity_sensor_names]
-    return (torch.stack(speeds, dim=1) * _sensor(env, sensor_name).in_contact).sum(1)
+    speed = torch.stack(speeds, dim=1) if speeds else torch.zeros(env.num_envs, 0)
+    speed = _of_parts(env, speed, sensor_name, "velocity_sensor_names")
+    return (speed * _sensor(env, sensor_name).in_contact).sum(1)
 
 
 def feet_slip(

@@ -77,8 +77,8 @@ def reset_joints_by_offset(
     entity, ids = env.scene[asset_cfg.name], asset_cfg.joint_ids
     home = entity.data.default_joint_pos[ids]
     shape = (env_ids.shape[0], home.shape[0])
-    pos = home + _uniform(env, shape, position_range)
-    vel = _uniform(env, shape, velocity_range)
+    pos = home + _uniform(env, shape, "position_range", position_range)
+    vel = _uniform(env, shape, "velocity_range", velocity_range)
     entity.write_joint_state(pos.clamp_(*entity.data.joint_pos_limits[ids].T), vel, ids)
 
 
@@ -127,7 +127,8 @@ def apply_external_force_torque(
     if duration_s is not None:
         if not duration_s[0] > 0.0:
             raise ConfigError(f"duration_s must be above 0, got {duration_s}")
-        steps = (_uniform(env, (n, 1), duration_s) / env.step_dt - 1e-4).ceil().expand(n, bodies)
+        seconds = _uniform(env, (n, 1), "duration_s", duration_s)
+        steps = (seconds / env.step_dt - 1e-4).ceil().expand(n, bodies)
     env.scene.write_wrench(ids, force, torque, steps)
 
 
@@ -163,6 +164,6 @@ def _bounds(ranges: tuple[tuple[str, Range], ...], device: torch.device) -> tupl
         return lows.contiguous(), highs - lows
 
 
-def _uniform(env: ManagerBasedRlEnv, shape: tuple[int, int], span: Range) -> Tensor:
-    check_range("range", span)
+def _uniform(env: ManagerBasedRlEnv, shape: tuple[int, int], name: str, span: Range) -> Tensor:
+    check_range(name, span)
     return torch.empty(shape, device=env.device).uniform_(*span, generator=env.generator)

@@ -76,6 +76,7 @@ def children(pid: int) -> list[int]:
     [
         ("launcher", signal.SIGTERM, 143, ""),
         ("launcher", signal.SIGINT, 130, ""),
+        ("terminal", signal.SIGINT, 130, ""),
         ("launcher", signal.SIGKILL, -9, ""),
         ("rank 0", signal.SIGKILL, 2, "killed in rank 0 of 2"),
         ("rank 1", signal.SIGKILL, 2, "killed in rank 1 of 2"),
@@ -89,8 +90,13 @@ def test_after_a_death_or_signal_nothing_runs_and_the_run_can_be_resumed(
     wait_until(lambda: any(checkpoints.glob("checkpoint-*")), 180)
     ranks = children(process.pid)
     assert len(ranks) == 2
-    os.kill(process.pid if victim == "launcher" else ranks[int(victim[-1])], signum)
     began = time.monotonic()
+    if victim == "terminal":  # Ctrl-C twice, which all processes get
+        for _ in range(2):
+            os.killpg(process.pid, signum)
+            time.sleep(1.0)
+    else:
+        os.kill(process.pid if victim == "launcher" else ranks[int(victim[-1])], signum)
     _, errors = process.communicate(timeout=120)
     wait_until(lambda: not any(map(running, ranks)), 30)
     took = time.monotonic() - began

@@ -124,7 +124,8 @@ class AsyncRunner:
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         self._signum = self._signum or signum
         self._signals += 1
-        if self._signals == _MAX_SIGNALS:
+        # A terminal's Ctrl-C reaches a rank twice, the launcher sends it too; that one has a limit.
+        if self._signals == _MAX_SIGNALS and self.ranks.size == 1:
             self._restore_handlers()
             raise KeyboardInterrupt
         if self._aborting:

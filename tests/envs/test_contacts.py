@@ -12,6 +12,7 @@ import pytest
 import torch
 from envs.tables import ON_TWINS, act, go2, twins
 
+from unilab.backends import MujocoBackend
 from unilab.envs import (
     ContactMatch,
     ContactSensorCfg,
@@ -23,8 +24,9 @@ from unilab.envs import (
     SceneEntityCfg,
     TerminationTermCfg,
     mdp,
+    scene_model,
 )
-from unilab.errors import ConfigError
+from unilab.errors import CapabilityError, ConfigError
 from unilab.tasks.velocity.g1 import g1_velocity_flat
 from unilab.tasks.velocity.go2 import go2_velocity_flat
 
@@ -388,3 +390,28 @@ def test_bodies_are_where_mujoco_has_them_and_move_as_there(names) -> None:
         }
         for field, value in wanted.items():
             np.testing.assert_allclose(seen[field][row], value, atol=2e-5, err_msg=field)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        {"primary": replace(FEET, pattern="FL"), "fields": ("found", "force")},
+        {"primary": FEET, "fields": ("found",)},
+        None,
+    ],
+)
+def test_backend_with_other_contact_sensors_is_refused(made: dict[str, Any] | None) -> None:
+    cfg = replace(go2_velocity_flat(), randomize=False, num_threads=1)
+    wanted = ContactSensorCfg(primary=FEET, fields=("found", "force"))
+    sensors = {} if made is None else {"extra": ContactSensorCfg(**made)}
+    scene = replace(cfg.scene, sensors={**cfg.scene.sensors, **sensors})
+    backend = MujocoBackend(scene_model(scene), 1, num_threads=1, keyframe=scene.keyframe)
+    scene = replace(scene, sensors={**cfg.scene.sensors, "extra": wanted})
+
+    with pytest.raises(CapabilityError, match="'extra'"):
+        ManagerBasedRlEnv(replace(cfg, scene=scene), num_envs=1, backend=backend)
+
+
+def test_contact_history_without_a_sane_length_is_refused() -> None:
+    with pytest.raises(ConfigError, match="history_length"):
+        ContactSensorCfg(primary=FEET, history_length=10**13)

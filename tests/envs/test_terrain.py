@@ -13,14 +13,16 @@ import pytest
 import torch
 from envs.tables import TWINS_XML, act, drive
 
-from unilab.backends import put_on_height_field
+from unilab.backends import MujocoBackend, put_on_height_field
 from unilab.envs import (
+    CurriculumTermCfg,
     EventTermCfg,
     ManagerBasedRlEnv,
     ObservationTermCfg,
     SceneEntityCfg,
     TerrainGeneratorCfg,
     mdp,
+    scene_model,
     terrains,
 )
 from unilab.errors import ConfigError, NonFiniteError
@@ -29,6 +31,7 @@ from unilab.tasks.velocity.velocity_env_cfg import ROUGH_TERRAIN
 
 KINDS = sorted(ROUGH_TERRAIN.sub_terrains)
 SLOPE = terrains.HfPyramidSlopedTerrainCfg(slope_range=(0.0, 0.4))
+GAP = terrains.HfGapTerrainCfg(gap_width_range=(0.2, 9.0))
 STAIRS = terrains.HfPyramidStairsTerrainCfg(step_height_range=(0.0, 0.2))
 
 
@@ -124,6 +127,19 @@ def test_top_view_shows_heights_with_x_to_the_right_and_y_up() -> None:
         ({"horizontal_scale": 0.4}, "'stairs_up'.*step_width"),
         ({"size": (2.0, 2.0)}, "'stairs_up'.*platform_width"),
         ({"max_init_terrain_level": 10}, "max_init_terrain_level"),
+        ({"sub_terrains": {"a": replace(STAIRS, step_width=3.1)}}, "'a'.*step_width"),
+        ({"sub_terrains": {"a": GAP}}, "'a'.*gap_width_range"),
+        (
+            {
+                "sub_terrains": {"a": replace(SLOPE, platform_width=0.5)},
+                "size": (1.0, 4.0),
+                "num_rows": 1,
+                "border_width": 0.0,
+                "horizontal_scale": 1.0,
+                "max_init_terrain_level": None,
+            },
+            "horizontal_scale.*1 x",
+        ),
         ({"seed": -1}, "seed"),
     ],
 )
@@ -132,15 +148,48 @@ def test_terrain_that_does_not_fit_is_refused(change: dict[str, Any], named: str
         replace(ROUGH_TERRAIN, **change)
 
 
-def test_kind_that_does_not_fit_is_refused() -> None:
-    class Broken(terrains.SubTerrainCfg):
-        def heights(self, difficulty: float, tile: terrains.Tile, rng: Any) -> np.ndarray:
-            return np.zeros((3, 3))
-
+def test_range_below_zero_is_refused() -> None:
     with pytest.raises(ConfigError, match="step_height_range"):
         replace(STAIRS, step_height_range=(-0.1, 0.2))
-    with pytest.raises(ConfigError, match="'mine'"):
+
+
+@pytest.mark.parametrize(
+    ("made", "named"),
+    [
+        (lambda: np.zeros((3, 3)), r"\(80, 80\).*\(3, 3\)"),
+        (lambda: None, "None"),
+        (lambda: np.full((80, 80), None), "object"),
+        (lambda: np.full((80, 80), math.nan), "finite.*6400 NaN"),
+        (lambda: np.full((80, 80), 1e39), r"1000 m.*1e\+39"),
+        (lambda: 1 / 0, "ZeroDivisionError"),
+    ],
+)
+def test_heights_of_a_kind_that_are_wrong_are_refused(made: Any, named: str) -> None:
+    class Broken(terrains.SubTerrainCfg):
+        def heights(self, difficulty: float, tile: terrains.Tile, rng: Any) -> np.ndarray:
+            return made()
+
+    with pytest.raises(ConfigError, match=f"'mine'.*{named}"):
         TerrainGeneratorCfg(sub_terrains={"mine": Broken()}).generate()
+
+
+def test_backend_on_other_ground_is_refused() -> None:
+    cfg = replace(go2_velocity_rough(), randomize=False, num_threads=1)
+    ground = cfg.scene.terrain
+    others = (None, replace(ground, seed=1), replace(ground, num_rows=9))
+    scenes = [replace(cfg.scene, terrain=terrain) for terrain in (ground, *others)]
+    own, *wrong = (
+        MujocoBackend(scene_model(scene), 1, num_threads=1, keyframe=scene.keyframe)
+        for scene in scenes
+    )
+
+    for backend in wrong:
+        with pytest.raises(ConfigError, match=r"scene\.terrain"):
+            ManagerBasedRlEnv(cfg, num_envs=1, backend=backend)
+    with pytest.raises(ConfigError, match=r"no terrain"):
+        ManagerBasedRlEnv(replace(cfg, scene=scenes[1]), num_envs=1, backend=own)
+    env = ManagerBasedRlEnv(cfg, num_envs=1, seed=0, backend=own)
+    torch.testing.assert_close(drive(env, 3)["obs"], drive(_rough(1), 3)["obs"], rtol=0, atol=0)
 
 
 def test_model_without_a_floor_and_a_term_without_a_terrain_are_refused() -> None:
@@ -160,6 +209,9 @@ def test_height_agrees_with_a_ray_cast(everywhere: ManagerBasedRlEnv) -> None:
     torch.testing.assert_close(found, torch.tensor(cast), rtol=0.0, atol=2e-4)
     # beyond the field: its edge
     assert everywhere.scene.ground_height(torch.tensor([99.0]), torch.tensor([-99.0])) == 0.0
+    nowhere = torch.tensor([[math.nan, 0.0], [0.0, math.nan]])
+    assert everywhere.scene.ground_height(*nowhere.T).isnan().all()
+    assert everywhere.scene.terrain.spawn_height(nowhere).isnan().all()
 
 
 def test_height_scan_agrees_with_ray_casts_on_a_yaw_aligned_grid(everywhere) -> None:
@@ -209,7 +261,13 @@ def test_height_scan_is_around_any_one_body() -> None:
     with pytest.raises(ConfigError, match=r"body_names.*2 bodies"):
         scanning(two=("base", "FL_hip"))
     with pytest.raises(ConfigError, match="size"):
-        mdp.height_scan(env, size=(0.35, 0.2), asset_cfg=env.scene.resolve(SceneEntityCfg()))
+        mdp.height_scan(env, size=(0.35, 0.2))
+    with pytest.raises(ConfigError, match="resolution"):
+        mdp.height_scan(env, resolution=1e-9)
+    # by another term, with the default parameter; sizes from a command line are lists
+    assert torch.equal(mdp.height_scan(env, size=[0.4, 0.2]), root)
+    with pytest.raises(ConfigError, match="unresolved"):
+        mdp.height_scan(env, asset_cfg=SceneEntityCfg(body_names="FL_hip"))
 
 
 def test_robots_start_on_their_tiles_and_not_inside_the_ground() -> None:
@@ -233,6 +291,18 @@ def test_robots_start_on_their_tiles_and_not_inside_the_ground() -> None:
     assert len({(int(a), int(b)) for a, b in zip(terrain.levels, terrain.types, strict=True)}) > 90
     assert (qpos[:, :2] - terrain.env_origins[:, :2]).abs().max() <= 3.0
     assert depth > -0.005
+
+
+@pytest.mark.parametrize("cell", [0.3, 1.0, 2.0])
+def test_highest_ground_is_found_on_coarse_grids(cell: float) -> None:
+    uneven = {"a": terrains.HfRandomUniformTerrainCfg(amplitude_range=(0.5, 0.5))}
+    cfg = TerrainGeneratorCfg(
+        sub_terrains=uneven, size=(6.0, 6.0), border_width=0.0, horizontal_scale=cell
+    )
+    ground = terrains.Terrain(cfg, 1, torch.device("cpu"))
+    xy = torch.empty(500, 2).uniform_(-20.0, 20.0, generator=torch.Generator().manual_seed(0))
+
+    assert (ground.spawn_height(xy) >= ground.height(*xy.T)).all()
 
 
 def test_without_a_reset_event_robots_start_on_their_tiles() -> None:
@@ -290,17 +360,26 @@ def test_robots_that_walk_far_move_up_and_those_that_do_not_move_down() -> None:
     assert levels.tolist() == after
 
 
-def test_refused_reset_leaves_levels_alone() -> None:
+def climb(env: ManagerBasedRlEnv, env_ids: torch.Tensor) -> None:
+    up = torch.ones_like(env_ids, dtype=torch.bool)
+    env.scene.terrain.update_env_origins(env_ids, up, ~up, env.generator)
+
+
+CLIMB = {"climb": CurriculumTermCfg(func=climb)}
+
+
+@pytest.mark.parametrize("curriculum", [{}, {"curriculum": CLIMB}])
+def test_refused_reset_leaves_levels_alone(curriculum: dict[str, Any]) -> None:
     def poison(env: ManagerBasedRlEnv, env_ids: torch.Tensor, when: list[bool]) -> None:
         pos = torch.zeros(len(env_ids), 3) + (math.nan if when else 0.0)
         env.scene["robot"].write_root_pose(pos, torch.ones(len(env_ids), 4))
 
     when: list[bool] = []
     event = EventTermCfg(func=poison, mode="reset", params={"when": when})
-    env = _rough(4, events={"poison": event})
+    env = _rough(4, events={"poison": event}, **curriculum)
     env.reset()
-    env.scene.terrain.levels.fill_(5)
     env.step(act(env, env.reset()))
+    env.scene.terrain.levels.fill_(5)
     env.episode_length.fill_(env.max_episode_length - 1)
     when.append(True)
     with pytest.raises(NonFiniteError, match="reset"):
@@ -308,11 +387,13 @@ def test_refused_reset_leaves_levels_alone() -> None:
     assert env.scene.terrain.levels.tolist() == [5] * 4
 
 
-def test_levels_continue_from_a_checkpoint_and_are_shared_by_evaluations() -> None:
-    env, again, few = _rough(20), _rough(20), _rough(4)
-    low = _rough(4, {"num_rows": 5})
+@pytest.mark.parametrize("changes", [{}, {"curriculum": CLIMB}])
+def test_levels_continue_from_a_checkpoint_and_are_shared_by_evaluations(changes) -> None:
+    env, again, few = (_rough(n, **changes) for n in (20, 20, 4))
+    low = _rough(4, {"num_rows": 5}, **changes)
     env.scene.terrain.levels.copy_(torch.arange(20) // 2)
     drive(env, 5)
+    saved = env.scene.terrain.levels.clone()
     again.import_training_state(env.export_training_state())
     again.import_episodes(env.export_episodes())
     for other in (few, low):
@@ -320,5 +401,6 @@ def test_levels_continue_from_a_checkpoint_and_are_shared_by_evaluations() -> No
 
     assert torch.equal(again.scene.terrain.levels, env.scene.terrain.levels)
     assert torch.equal(drive(again, 5)["obs"], drive(env, 5)["obs"])
-    assert few.scene.terrain.levels.tolist() == [1, 3, 6, 8]
-    assert low.scene.terrain.levels.tolist() == [1, 3, 4, 4]
+    middles = saved[[2, 7, 12, 17]]
+    assert torch.equal(few.scene.terrain.levels, middles)
+    assert torch.equal(low.scene.terrain.levels, middles.clamp(max=4))

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -237,6 +238,9 @@ class SimBackend(ABC):
             actuators and bodies are unique.
         default_qpos: ``[nq]`` float64, the home pose.
         default_ctrl: ``[nu]`` float64, the controls of the home pose.
+        ground: heights ``[ny, nx]`` m of a terrain that unilab generated, of grid points along y
+            and x around the origin, and the distance between them, m; None: there is no such
+            terrain.
     """
 
     num_envs: int
@@ -247,6 +251,7 @@ class SimBackend(ABC):
     geoms: tuple[GeomInfo, ...]
     default_qpos: Tensor
     default_ctrl: Tensor
+    ground: tuple[np.ndarray, float] | None = None
 
     @abstractmethod
     def subtree(self, body: str) -> frozenset[str]:

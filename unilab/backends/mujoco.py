@@ -48,6 +48,8 @@ _DERIVED_FROM = frozenset(mujoco.MjModel._setconst_inputs) & MODEL_FIELDS | {
 _FILTERS = {int(mujoco.mjtDyn.mjDYN_FILTER), int(mujoco.mjtDyn.mjDYN_FILTEREXACT)}
 _PRM = ("gainprm", "biasprm")
 _UNKNOWN = {"gain": np.nan, "stiffness": 0.0}
+_GROUND = "generated_terrain"
+"""Name of the height field of a generated terrain."""
 _NONE, _VEL = int(mujoco.mjtStage.mjSTAGE_NONE), int(mujoco.mjtStage.mjSTAGE_VEL)
 
 
@@ -106,6 +108,7 @@ class MujocoBackend(SimBackend):
             GeomInfo(name=geom.name, body=self.bodies[int(geom.bodyid[0])])
             for geom in map(self.mj_model.geom, range(self.mj_model.ngeom))
         )
+        self.ground = _generated_ground(self.mj_model)
         self._keyframe = _find_keyframe(self.mj_model, keyframe)
         self._batch.reset(keyframe=self._keyframe, stage=_NONE)
         self._outputs: dict[str, Tensor] = {}
@@ -350,15 +353,29 @@ def put_on_height_field(spec: mujoco.MjSpec, heights: np.ndarray, cell: float) -
     half = [0.5 * (n - 1) * cell for n in (nx, ny)]
     # MuJoCo stores heights in [0, 1]; elevation and base must not be 0.
     spec.add_hfield(
-        name="terrain",
+        name=_GROUND,
         size=[*half, max(high - low, 1e-3), 0.5],
         nrow=ny,
         ncol=nx,
         userdata=heights.astype(np.float32).ravel(),
     )
     (floor,) = planes
-    floor.type, floor.hfieldname = mujoco.mjtGeom.mjGEOM_HFIELD, "terrain"
+    floor.type, floor.hfieldname = mujoco.mjtGeom.mjGEOM_HFIELD, _GROUND
     floor.pos, floor.quat = [0.0, 0.0, low], [1.0, 0.0, 0.0, 0.0]
+
+
+def _generated_ground(model: mujoco.MjModel) -> tuple[np.ndarray, float] | None:
+    """What :func:`put_on_height_field` put there: heights and cell."""
+    field = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_HFIELD, _GROUND)
+    on_it = (model.geom_type == mujoco.mjtGeom.mjGEOM_HFIELD) & (model.geom_dataid == field)
+    if field < 0 or not on_it.any():
+        return None
+    (low,) = model.geom_pos[on_it, 2]
+    half_x, _, elevation, _ = model.hfield_size[field]
+    data = np.asarray(model.hfield(field).data, np.float32).reshape(
+        model.hfield_nrow[field], model.hfield_ncol[field]
+    )
+    return low + elevation * data, 2.0 * half_x / (data.shape[1] - 1)
 
 
 def _load(model: str | Path) -> mujoco.MjModel:

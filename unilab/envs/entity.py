@@ -276,11 +276,7 @@ class Entity:
         ids = asset_cfg.body_ids
         key = id(ids), field
         if key not in self._body_reads:
-            if not isinstance(ids, Tensor):
-                raise ConfigError(
-                    "asset_cfg must be a parameter of the term, got one that is unresolved"
-                )
-            bodies = [self._model.bodies[i] for i in ids.tolist()]
+            bodies = [self._model.bodies[i] for i in require_ids(ids).tolist()]
             self._body_reads[key] = ids, tuple((self.name, f"{b}.{field}") for b in bodies)
         _, reads = self._body_reads[key]
         return self._read_block(reads).unflatten(1, (len(reads), -1))
@@ -361,7 +357,9 @@ class Entity:
 
     def means_root(self, asset_cfg: SceneEntityCfg) -> bool:
         """Whether a term of one body means the root: its ``body_names`` were left out."""
-        bodies = len(asset_cfg.body_ids)
+        if isinstance(asset_cfg.body_ids, slice) and asset_cfg.body_names == _ALL:
+            return True  # the default of a term that another term calls
+        bodies = len(require_ids(asset_cfg.body_ids))
         if 1 < bodies < len(self.bodies):
             raise ConfigError(f"body_names of asset_cfg must be of one body, got {bodies} bodies")
         return bodies == len(self.bodies)
@@ -371,6 +369,13 @@ class Entity:
         if self.root_joint is None:
             raise CapabilityError(f"entity {self.name!r} is fixed: it has no root state to write")
         return self.root_joint
+
+
+def require_ids(ids: Ids) -> Tensor:
+    """Ids of a parameter's parts; an ``asset_cfg`` that no term was bound with is refused."""
+    if not isinstance(ids, Tensor):
+        raise ConfigError("asset_cfg must be a parameter of the term, got one that is unresolved")
+    return ids
 
 
 def _check_shape(what: str, value: Tensor, target: Tensor) -> None:

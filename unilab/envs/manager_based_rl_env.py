@@ -32,7 +32,7 @@ from unilab.envs.mirror import TaskMirror
 from unilab.envs.nan_guard import NanGuard, NanGuardCfg
 from unilab.envs.scene import EntityScene, SceneCfg
 from unilab.envs.scene_model import scene_model
-from unilab.envs.terrains import Terrain
+from unilab.envs.terrains import Terrain, check_ground
 from unilab.envs.torch_env import TorchEnv, control_steps
 from unilab.envs.torch_settings import TorchSettings
 from unilab.errors import CapabilityError, ConfigError, NonFiniteError
@@ -89,7 +89,8 @@ class ManagerBasedRlEnv(TorchEnv):
     Construction calls every term once: its output is checked, and the scene records what it reads.
     Observations and recorders are built last, so other terms cannot use their managers by then.
 
-    ``backend`` replaces MuJoCo on ``cfg.scene.model``; its ground must be ``cfg.scene.terrain``.
+    ``backend`` replaces MuJoCo on ``cfg.scene.model``. Its ground, contact sensors and motors must
+    be those of ``cfg.scene``.
     """
 
     @TorchSettings()
@@ -112,9 +113,11 @@ class ManagerBasedRlEnv(TorchEnv):
         if cfg.scene.terrain is not None:
             terrain = Terrain(cfg.scene.terrain, to_num_envs(num_envs), to_device(device))
         if backend is None:
-            model, keyframe = scene_model(cfg.scene, terrain), cfg.scene.keyframe
+            ground = None if terrain is None else terrain.generated
+            model, keyframe = scene_model(cfg.scene, ground), cfg.scene.keyframe
             backend = MujocoBackend(model, num_envs, num_threads=cfg.num_threads, keyframe=keyframe)
         _check_backend(backend, num_envs)
+        check_ground(terrain, backend)
         staggered = cfg.init_at_random_ep_len
         super().__init__(num_envs=num_envs, device=device, seed=seed, staggered=staggered)
         self.backend = backend
@@ -258,6 +261,8 @@ class ManagerBasedRlEnv(TorchEnv):
         if self.cfg.curriculum:
             found += [self.curriculum_manager, self.reward_manager, self.event_manager]
             found += self.command_manager.terms.values()
+        if self.scene.terrain is not None:
+            found.append(self.scene.terrain.levels)
         return found
 
     def _stage_reset(self, rows: Tensor, check_each: bool = False) -> None:
@@ -297,12 +302,16 @@ class ManagerBasedRlEnv(TorchEnv):
         self.event_manager.reset(rows)
 
     def export_training_state(self) -> dict[str, Any]:
-        """The control steps so far, and what the curriculum's terms want to keep."""
+        """The control steps so far, the terrain's levels, and what the curriculum's terms keep."""
         state, curriculum = super().export_training_state(), self.curriculum_manager.state_dict()
+        if self.scene.terrain is not None:
+            state["terrain_levels"] = self.scene.terrain.levels.clone()
         return state | {"curriculum": curriculum} if curriculum else state
 
     def import_training_state(self, state: Mapping[str, Any]) -> None:
         super().import_training_state(state)
+        if self.scene.terrain is not None and "terrain_levels" in state:
+            self.scene.terrain.spread_levels(state["terrain_levels"])
         self.curriculum_manager.load_state_dict(state.get("curriculum", {}))
 
     def _export_task(self) -> dict[str, Any]:
@@ -316,6 +325,7 @@ class ManagerBasedRlEnv(TorchEnv):
             "encoder_bias": biases,
             "wrenches": self.scene.wrenches,
             "sensors": {name: sensor.state() for name, sensor in self.scene.sensors.items()},
+            "terrain_levels": None if self.scene.terrain is None else self.scene.terrain.levels,
             "sums": self.episode_sums.state_dict(),
             "kept": kept,
         }
@@ -329,6 +339,8 @@ class ManagerBasedRlEnv(TorchEnv):
         for name, sensor in self.scene.sensors.items():
             for key, value in sensor.state().items():
                 value.copy_(state["sensors"][name][key])
+        if self.scene.terrain is not None:
+            self.scene.terrain.levels.copy_(state["terrain_levels"])
         self.episode_sums.load_state_dict(state["sums"])
         for name, owner in self._owners().items():
             load_state(owner, state["kept"][name], self, name)
@@ -350,7 +362,7 @@ class ManagerBasedRlEnv(TorchEnv):
         return deployment_metadata(self)
 
     def describe(self) -> str:
-        """Every manager's table."""
+        """The terrain's table, and every manager's."""
         managers = (
             self.observation_manager,
             self.action_manager,
@@ -362,7 +374,8 @@ class ManagerBasedRlEnv(TorchEnv):
             self.metrics_manager,
             self.recorder_manager,
         )
-        return "\n".join(map(str, managers))
+        ground = () if self.scene.terrain is None else (self.scene.terrain,)
+        return "\n".join(map(str, (*ground, *managers)))
 
 
 def _check_backend(backend: SimBackend, num_envs: int) -> None:

@@ -49,7 +49,7 @@ def checked_mirror(env: TorchEnv) -> dict[str, Columns]:
     rows = 2 * _PAIRS
     model: Any = backend.mj_model
     if cfg.scene.terrain is not None:  # left and right of a robot differ there
-        model = scene_model(cfg.scene)
+        model = scene_model(replace(cfg.scene, terrain=None))
     physics = MujocoBackend(model, rows, num_threads=1, keyframe=cfg.scene.keyframe)
     make: Any = type(env)
     trial = make(_nominal(cfg), num_envs=rows, seed=0, backend=physics)

@@ -123,10 +123,10 @@ class EntityScene:
             name: ContactSensor(
                 name,
                 sensor,
-                backend.get_tensor_capabilities(),
+                backend,
+                cfg.entities,
                 lambda own: self._read_block(tuple(("", each) for each in own)),
                 device,
-                backend.num_envs,
             )
             for name, sensor in cfg.sensors.items()
         }

@@ -12,26 +12,31 @@ from unilab.backends import put_on_height_field
 from unilab.envs.actuators import ON_JOINT, Motor, add_motor, motors_of
 from unilab.envs.scene import SceneCfg
 from unilab.envs.sensors import add_contact_sensors
-from unilab.envs.terrains import Terrain
+from unilab.envs.terrains import GeneratedTerrain
 from unilab.errors import ConfigError
 
 _ONE_AXIS = (mujoco.mjtJoint.mjJNT_HINGE, mujoco.mjtJoint.mjJNT_SLIDE)
 
 
-def scene_model(cfg: SceneCfg, terrain: Terrain | None = None) -> mujoco.MjModel | Path:
+def scene_model(cfg: SceneCfg, ground: GeneratedTerrain | None = None) -> mujoco.MjModel | Path:
     """The model of a scene on its terrain, with its sensors and what its entities change.
 
     Without any of these it is the file.
+
+    Args:
+        ground: what ``cfg.terrain.generate()`` returned; None: it is called here.
     """
+    if ground is None and cfg.terrain is not None:
+        ground = cfg.terrain.generate()
     path = Path(cfg.model).expanduser()
     entities = cfg.entities.values()
     changed = any(entity.actuators or entity.self_collisions for entity in entities)
-    if terrain is None and not changed and not cfg.sensors:
+    if ground is None and not changed and not cfg.sensors:
         return path
     try:
         spec = mujoco.MjSpec.from_file(str(path))
-        if terrain is not None:
-            put_on_height_field(spec, terrain.generated.heights, terrain.generated.cell)
+        if ground is not None:
+            put_on_height_field(spec, ground.heights, ground.cell)
         for entity in entities:
             if entity.self_collisions and (top := spec.body(entity.root_body)) is not None:
                 _collide_with_itself(spec, top, cfg.keyframe)

@@ -10,7 +10,7 @@ import mujoco
 import torch
 from torch import Tensor
 
-from unilab.backends import TensorCapabilities
+from unilab.backends import SimBackend
 from unilab.checks import check_fields
 from unilab.envs.entity import EntityCfg
 from unilab.envs.names import Patterns, find_names
@@ -22,6 +22,7 @@ _OBJECTS = {
     "subtree": mujoco.mjtObj.mjOBJ_XBODY,
 }
 _FOUND, _FORCE = 1, 2
+_LONGEST_HISTORY = 10_000
 _NET_FORCE = 3  # MuJoCo's mjtConReduce: the forces of all contacts of a part, summed
 
 
@@ -57,8 +58,10 @@ class ContactSensorCfg:
 
     def __post_init__(self) -> None:
         check_fields(self, "contact sensor")
-        if self.history_length < 0:
-            raise ConfigError(f"history_length must be at least 0, got {self.history_length}")
+        if not 0 <= self.history_length <= _LONGEST_HISTORY:
+            raise ConfigError(
+                f"history_length must be in [0, {_LONGEST_HISTORY}], got {self.history_length}"
+            )
         if not {"found"} <= set(self.fields) or len(set(self.fields)) < len(self.fields):
             raise ConfigError(f"fields must be ('found',) or ('found', 'force'), got {self.fields}")
         least = self.force_threshold
@@ -81,28 +84,31 @@ class ContactSensor:
         self,
         name: str,
         cfg: ContactSensorCfg,
-        capabilities: TensorCapabilities,
+        backend: SimBackend,
+        entities: dict[str, EntityCfg],
         read: Callable[[tuple[str, ...]], Tensor],
         device: torch.device,
-        num_envs: int,
     ) -> None:
         self.name = name
         self.cfg = cfg
-        own = tuple(sensor for sensor in capabilities.sensors if sensor.startswith(f"{name}/"))
-        if not own:
+        sensors = backend.get_tensor_capabilities().sensors
+        width = 4 if "force" in cfg.fields else 1
+        own = tuple(sensor for sensor in sensors if sensor.startswith(f"{name}/"))
+        wanted = {f"{name}/{part}": width for part in _parts_of(backend, name, cfg, entities)}
+        found = {sensor: sensors[sensor] for sensor in own}
+        if found != wanted:
             raise CapabilityError(
-                f"the physics must have sensors '{name}/<part>' for contact sensor {name!r}, got "
-                f"{list(capabilities.sensors)}: give MujocoBackend the model that "
+                f"the physics must have these sensors and widths for contact sensor {name!r}: "
+                f"{wanted}, got {found}: give MujocoBackend the model that "
                 "unilab.envs.scene_model(cfg.scene) returns"
             )
         self.parts = tuple(sensor.removeprefix(f"{name}/") for sensor in own)
         """Names of the parts, in the order of the columns."""
         self._own = own
         self._read = read
-        shape, length = (num_envs, len(own)), cfg.history_length
+        shape, length = (backend.num_envs, len(own)), cfg.history_length
         self._times = torch.zeros(4, *shape, device=device) if cfg.track_air_time else None
         self._began = torch.zeros(2, *shape, dtype=torch.bool, device=device)
-        width = 4 if "force" in cfg.fields else 1
         self._history = torch.zeros(*shape, length, width, device=device) if length else None
 
     @property
@@ -247,6 +253,21 @@ def add_contact_sensors(
                 intprm=[_FOUND | _FORCE, _NET_FORCE, 1] if forces else [_FOUND, 0, 1],
                 **settings,
             )
+
+
+def _parts_of(
+    backend: SimBackend, name: str, cfg: ContactSensorCfg, entities: dict[str, EntityCfg]
+) -> list[str]:
+    """Names of the parts that the sensor of this name is to have in a model."""
+    match, bodies = cfg.primary, {*backend.bodies}
+    if match.entity in entities:  # or None, or add_contact_sensors refuses it
+        root = entities[match.entity].root_body
+        bodies = {*backend.subtree(root)} if root in backend.bodies else set()
+    named = [geom.name for geom in backend.geoms if geom.name and geom.body in bodies]
+    if match.mode != "geom":  # a body without a name cannot be meant
+        named = [b for b in backend.bodies if b in bodies and not b.startswith("unnamed_body_")]
+    what = f"{match.mode} for primary of contact sensor {name!r}"
+    return [named[i] for i in find_names(match.pattern, named, what)]
 
 
 def _matched(

@@ -99,7 +99,9 @@ class CurriculumManager:
         rows = []
         for term in self._terms:
             state = (
-                f"{float(v):g}" for t, v in self._state.items() if t.split("/")[0] == term.name
+                f"{t.partition('/')[2]} {float(v):g}".strip()
+                for t, v in self._state.items()
+                if t.split("/")[0] == term.name
             )
             rows.append((term.name, ", ".join(state)))
         return table("curriculum", rows)

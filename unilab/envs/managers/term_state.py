@@ -127,6 +127,8 @@ def _others(env: ManagerBasedRlEnv, *owners: Any) -> set[int]:
     parts += env.command_manager.terms.values()
     parts += [part for e in env.scene.entities.values() for part in (e, e.data)]
     parts += env.scene.sensors.values()
+    if env.scene.terrain is not None:
+        parts += [env.scene.terrain, env.scene.terrain.levels]
     return {*map(id, parts)} - {*map(id, owners)}
 
 

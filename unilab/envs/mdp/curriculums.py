@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from unilab.checks import check_fits
@@ -73,9 +72,9 @@ class commands_vel(ManagerTermBase):
 class terrain_levels_vel(ManagerTermBase):
     """Move robots to harder tiles when they walk far, to easier ones when they do not.
 
-    A robot whose episode ended more than half a tile from where it started moves up; one that came
-    less than half as far as its last command would take it in a whole episode moves down. From the
-    hardest row a robot moves up to any row. As in Isaac Lab and legged_gym.
+    A robot whose episode ended more than half a tile from the middle of its tile moves up; one that
+    ended less than half as far from there as its last command would take it in a whole episode
+    moves down. From the hardest row a robot moves up to any row. As in Isaac Lab and legged_gym.
 
     Logs the mean level, and the mean of each kind of terrain. Evaluations and ``play`` start on the
     levels of the training.
@@ -86,8 +85,7 @@ class terrain_levels_vel(ManagerTermBase):
 
     def __init__(self, cfg: CurriculumTermCfg, env: ManagerBasedRlEnv) -> None:
         super().__init__(cfg, env)
-        # The terrain's own tensor: what is saved and restored here is so there.
-        self._levels = env.scene.require_terrain().levels
+        env.scene.require_terrain()
 
     def __call__(
         self,
@@ -107,16 +105,3 @@ class terrain_levels_vel(ManagerTermBase):
         down = ended & (distance < expected) & ~up
         terrain.update_env_origins(env_ids, up[env_ids], down[env_ids], env.generator)
         return terrain.mean_levels()
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return {"levels": self._levels}
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take over the levels of as many or of other environments, evenly.
-
-        Levels beyond the terrain's last row become the last.
-        """
-        saved, n = state["levels"], self._levels.shape[0]
-        at = (2 * torch.arange(n) + 1) * saved.shape[0] // (2 * n)
-        last = self._env.scene.require_terrain().cfg.num_rows - 1
-        self._levels.copy_(saved[at.to(saved.device)].clamp(max=last))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from unilab.checks import check_range
 from unilab.envs import rotations
-from unilab.envs.entity import SceneEntityCfg
+from unilab.envs.entity import SceneEntityCfg, require_ids
 from unilab.envs.managers.term import writes
 from unilab.errors import ConfigError, did_you_mean
 
@@ -118,7 +118,7 @@ def apply_external_force_torque(
         asset_cfg: the bodies, each with its own draw.
         duration_s: how long they act, rounded up to control steps; None: until the episode ends.
     """
-    ids = asset_cfg.body_ids
+    ids = require_ids(asset_cfg.body_ids)
     n, bodies = env_ids.shape[0], len(ids)
     force, torque = (
         _on_axes(env, n * bodies, r).reshape(n, bodies, 3) for r in (force_range, torque_range)

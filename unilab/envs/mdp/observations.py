@@ -34,6 +34,7 @@ __all__ = [
 ]
 
 _ROBOT = SceneEntityCfg("robot")
+_MOST_SCAN_POINTS = 100_000
 
 
 def base_lin_vel(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = _ROBOT) -> Tensor:
@@ -73,7 +74,7 @@ def height_scan(
         size: forward and to the side, m.
         resolution: distance between points, m.
     """
-    entity, grid = env.scene[asset_cfg.name], _scan_grid(size, resolution, env.device)
+    entity, grid = env.scene[asset_cfg.name], _scan_grid(*size, resolution, env.device)
     data = entity.data
     if entity.means_root(asset_cfg):
         pos, quat = data.root_pos_w, data.root_quat_w
@@ -89,12 +90,18 @@ def height_scan(
 
 
 @cache
-def _scan_grid(size: tuple[float, float], resolution: float, device: torch.device) -> Tensor:
+def _scan_grid(ahead: float, across: float, resolution: float, device: torch.device) -> Tensor:
     """``[3, points]``: forward, left (m) and 1."""
+    size = ahead, across
     cells = [round(length / resolution) for length in size]
     for length, n in zip(size, cells, strict=True):
         if not math.isclose(n * resolution, length, abs_tol=1e-6):
             raise ConfigError(f"size must be multiples of resolution, {resolution} m, got {size}")
+    if math.prod(n + 1 for n in cells) > _MOST_SCAN_POINTS:
+        raise ConfigError(
+            f"resolution must leave at most {_MOST_SCAN_POINTS} points of size {size}, got "
+            f"{resolution} m"
+        )
     with torch.inference_mode(False):  # cached, and used in either mode
         forward, left = (
             (torch.arange(n + 1, dtype=torch.float32, device=device) - 0.5 * n) * resolution

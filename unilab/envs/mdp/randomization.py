@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from unilab.checks import check_range
-from unilab.envs.entity import SceneEntityCfg
+from unilab.envs.entity import SceneEntityCfg, require_ids
 from unilab.envs.managers.event import EventTermCfg
 from unilab.envs.managers.term import ManagerTermBase, writes
 from unilab.errors import CapabilityError, ConfigError
@@ -151,7 +151,7 @@ def randomize_rigid_body_mass(
         operation: ``scale`` skips bodies without mass.
         recompute_inertia: scale the inertia with the mass, as a change of density would.
     """
-    ids = _index(asset_cfg.body_ids)
+    ids = require_ids(asset_cfg.body_ids)
     nominal = env.scene.nominal("body_mass")[ids]
     draw = Draw(mass_distribution_params, operation, distribution)
     draw.check_positive(env, ids, nominal, "mass")
@@ -175,7 +175,7 @@ def randomize_rigid_body_com(
     Args:
         com_range: offsets in m by axis of the body frame (x, y, z); 0 if absent.
     """
-    ids = _index(asset_cfg.body_ids)
+    ids = require_ids(asset_cfg.body_ids)
     nominal = env.scene.nominal("body_ipos")[ids]
     moved = nominal.expand(env_ids.shape[0], -1, -1).clone()
     for axis, span in com_range.items():
@@ -207,7 +207,7 @@ def randomize_geom_friction(
     Args:
         friction_distribution_params: coefficients for ``add`` and ``abs``, a factor for ``scale``.
     """
-    ids = _index(asset_cfg.geom_ids)
+    ids = require_ids(asset_cfg.geom_ids)
     nominal = env.scene.nominal("geom_friction")[ids, 0]
     draw = Draw(friction_distribution_params, operation, distribution)
     friction = draw.around(env, env_ids, nominal, shape=(1,), not_negative="friction")
@@ -255,7 +255,7 @@ class randomize_actuator_gains(ManagerTermBase):
 
     def __init__(self, cfg: EventTermCfg, env: ManagerBasedRlEnv) -> None:
         super().__init__(cfg, env)
-        ids = _index(cfg.params["asset_cfg"].actuator_ids)
+        ids = require_ids(cfg.params["asset_cfg"].actuator_ids)
         chosen = [env.backend.actuators[i] for i in ids]
         dc_motors = [math.isfinite(a.saturation_effort) for a in chosen]
         self._affine = torch.tensor([not dc for dc in dc_motors], device=env.device)
@@ -286,7 +286,7 @@ class randomize_actuator_gains(ManagerTermBase):
         asset_cfg: SceneEntityCfg = _ROBOT,
         distribution: Distribution = "uniform",
     ) -> None:
-        ids, gains = _index(asset_cfg.actuator_ids), env.scene.nominal("actuator_gainprm")
+        ids, gains = require_ids(asset_cfg.actuator_ids), env.scene.nominal("actuator_gainprm")
         affine, dc_motors = self._affine, ~self._affine
         if stiffness_distribution_params is not None:
             nominal = gains[ids, self._stiffness_at] * self._gear2
@@ -346,9 +346,3 @@ def randomize_encoder_bias(
     columns = torch.arange(bias.shape[1], device=bias.device)[asset_cfg.joint_ids]
     drawn = Draw(bias_range, "abs").around(env, env_ids, bias[0, columns])
     env.scene.write_tensor(bias, columns, drawn, "encoder bias")
-
-
-def _index(ids: Tensor | slice) -> Tensor:
-    if isinstance(ids, slice):
-        raise ConfigError("asset_cfg must be a parameter of the term, got one that is unresolved")
-    return ids

@@ -14,3 +14,4 @@ from unilab.envs.terrains.sub_terrains import (
 from unilab.envs.terrains.sub_terrains import SubTerrainCfg as SubTerrainCfg
 from unilab.envs.terrains.sub_terrains import Tile as Tile
 from unilab.envs.terrains.terrain import Terrain as Terrain
+from unilab.envs.terrains.terrain import check_ground as check_ground

@@ -13,6 +13,8 @@ from unilab.errors import ConfigError
 
 _MOST_POINTS = 2**24
 """Grid points are numbered in float32, which counts no further."""
+_HIGHEST = 1000.0
+"""m; float32 is exact to 0.1 mm there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +64,11 @@ class TerrainGeneratorCfg:
         for name in ("size", "border_width"):
             self._check_whole_cells(name)
         nx, ny = self._points()
+        if min(nx, ny) < 2:
+            raise ConfigError(
+                f"horizontal_scale must give 2 grid points along x and y, got {nx} x {ny} with "
+                f"{self.horizontal_scale} m"
+            )
         if nx * ny > _MOST_POINTS:
             raise ConfigError(
                 f"the terrain must have at most {_MOST_POINTS} grid points, got {nx} x {ny}: "
@@ -117,12 +124,7 @@ class TerrainGeneratorCfg:
         for row, difficulty in enumerate(np.linspace(*self.difficulty_range, self.num_rows)):
             for column, name in enumerate(self.kinds):
                 kind, rng = self.sub_terrains[name], np.random.default_rng((self.seed, row, column))
-                made = np.asarray(kind.heights(float(difficulty), tile, rng))
-                if made.shape != (high, wide) or not np.isfinite(made).all():
-                    raise ConfigError(
-                        f"heights of sub_terrains[{name!r}] must be finite and of shape "
-                        f"{(high, wide)}, got {made.shape}"
-                    )
+                made = _heights(name, kind, float(difficulty), tile, rng)
                 y, x = border + column * high, border + row * wide
                 heights[y : y + high, x : x + wide] = made
                 origins[row, column] = (
@@ -131,6 +133,29 @@ class TerrainGeneratorCfg:
                     made[high // 2, wide // 2],
                 )
         return GeneratedTerrain(heights, tile.cell, origins)
+
+
+def _heights(
+    name: str, kind: SubTerrainCfg, difficulty: float, tile: Tile, rng: np.random.Generator
+) -> np.ndarray:
+    """Heights of one tile, checked."""
+    label = f"heights of sub_terrains[{name!r}] at difficulty {difficulty:g}"
+    shape = tuple(round(length / tile.cell) for length in reversed(tile.size))
+    try:
+        made = kind.heights(difficulty, tile, rng)
+    except Exception as error:
+        raise ConfigError(f"{label} raised {type(error).__name__}: {error}") from error
+    if not isinstance(made, np.ndarray) or made.dtype.kind not in "iuf" or made.shape != shape:
+        of = f"{made.dtype} {made.shape}" if isinstance(made, np.ndarray) else repr(made)[:80]
+        raise ConfigError(f"{label} must be an array of numbers [ny, nx] = {shape}, got {of}")
+    if not np.isfinite(made).all():
+        raise ConfigError(
+            f"{label} must be finite, got {np.isnan(made).sum()} NaN and "
+            f"{np.isinf(made).sum()} infinite"
+        )
+    if np.abs(made).max() > _HIGHEST:
+        raise ConfigError(f"{label} must be within {_HIGHEST:g} m, got {np.abs(made).max():g}")
+    return made
 
 
 @dataclass(frozen=True, eq=False)

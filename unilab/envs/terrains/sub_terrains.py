@@ -57,7 +57,8 @@ class SubTerrainCfg(ABC):
     """Side of the square in the middle of the tile where robots start, m."""
 
     horizontal: ClassVar[tuple[str, ...]] = ()
-    """Fields that are lengths along the ground, which must not be shorter than a cell."""
+    """Fields that are lengths along the ground: at least a cell, and at most the way from the
+    platform to the edge of the tile."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -75,9 +76,15 @@ class SubTerrainCfg(ABC):
                 f"platform_width must be less than the tile's size {tile.size}, got "
                 f"{self.platform_width}"
             )
+        room = 0.5 * (min(tile.size) - self.platform_width)
         for name in self.horizontal:
             value = getattr(self, name)
-            least = min(value) if isinstance(value, tuple) else value
+            least, most = (f(value) if isinstance(value, tuple) else value for f in (min, max))
+            if most > room * (1.0 + 1e-6):
+                raise ConfigError(
+                    f"{name} must be at most {room:g} m, from the platform to the edge of the "
+                    f"tile, got {value}"
+                )
             if least < tile.cell * (1.0 - 1e-6):
                 raise ConfigError(
                     f"{name} must be at least horizontal_scale, {tile.cell} m, got {value}: it "

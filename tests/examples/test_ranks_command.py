@@ -147,9 +147,12 @@ def test_ranks_with_other_settings_and_a_used_port_are_refused(start, tmp_path):
 
 
 def test_a_sweep_starts_ranks_for_each_job(start, tmp_path):
-    sweep = ["-m", "training.seed=0,1", f"training.log_root={tmp_path}", "training.run_dir=null"]
+    sweep = ["training.seed=0,1", f"training.log_root={tmp_path}", "training.run_dir=null"]
     process = subprocess.run(
-        [sys.executable, SCRIPT, *SETTINGS, *sweep], capture_output=True, text=True, timeout=300
+        [sys.executable, SCRIPT, "-m", *SETTINGS, *sweep],
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert process.returncode == 0, process.stderr
     assert len(list(tmp_path.glob("pendulum_swingup/*_seed?/run_config.json"))) == 2

@@ -140,7 +140,7 @@ def test_c18_events_cost_one_copy_each_way_whatever_they_write(tmp_path, acceler
     """One more each way for an event that starts from the current state; one for recorders. A force
     on bodies is a copy to the CPU and none back."""
     env = ManagerBasedRlEnv(everything(tmp_path), num_envs=N, device=DEVICE, seed=0)
-    for step, (done, up, down, _) in enumerate(ticks(env, accelerator, 14), start=1):
+    for step, (done, up, down, _) in enumerate(ticks(env, accelerator, 12), start=1):
         events = 2 * (step % 5 == 0) + (step % 7 == 0)
         forces = step % 4 == 0
         assert (done, len(up), len(down)) == (0, 1 + events, 1 + events + forces), step

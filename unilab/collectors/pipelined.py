@@ -10,22 +10,23 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
-from torch import Tensor, nn
+from torch import Tensor
 from torchrl.collectors import BaseCollector, Collector
 from torchrl.data import ReplayBuffer
 from torchrl.envs import EnvBase, InitTracker, TransformedEnv
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from unilab.collectors.placement import Placement, resolve_collector_tensor_placement
+from unilab.collectors.base import ProcessCollector
+from unilab.collectors.placement import Placement
 from unilab.collectors.policy_entries import PolicyEntries
 from unilab.collectors.process import EnvProcess, Interrupted, Interruptor
 from unilab.collectors.ring import Ring, pin
-from unilab.errors import CollectorError, ConfigError
+from unilab.errors import CollectorError
 
 Policy = Callable[[TensorDictBase], TensorDictBase]
 
 
-class PipelinedCollector(BaseCollector):
+class PipelinedCollector(ProcessCollector):
     """Collects with the environment in a separate process and the policy in this one.
 
     At tick ``t`` the observation is in shared memory; the policy infers the action in this process
@@ -94,45 +95,30 @@ class PipelinedCollector(BaseCollector):
         track_traj_ids: bool = True,
         interruptor: Interruptor | None = None,
     ) -> None:
-        super().__init__()
-        if frames_per_batch < 1:
-            raise ConfigError(f"frames_per_batch must be at least 1, got {frames_per_batch}")
-        self.env = make_env if isinstance(make_env, EnvProcess) else EnvProcess(make_env)
-        self.env.claim()
-        self.env.interruptor = interruptor
-        self.policy = policy
-        frames = -1 if total_frames is None else total_frames
-        self.total_frames = float("inf") if frames < 0 else frames
+        super().__init__(
+            make_env,
+            policy,
+            frames_per_batch=frames_per_batch,
+            total_frames=total_frames,
+            placement=placement,
+            return_same_td=return_same_td,
+            interruptor=interruptor,
+        )
         self.init_random_frames = init_random_frames or 0
         self.exploration_type = exploration_type
         self.postproc = postproc
         self.replay_buffer = replay_buffer
-        self.return_same_td = return_same_td
         self.track_traj_ids = track_traj_ids
-        if placement is None:
-            parameters = policy.parameters() if isinstance(policy, nn.Module) else ()
-            device = next((parameter.device for parameter in parameters), "cpu")
-            placement = resolve_collector_tensor_placement("cpu", device)
-        self.placement = placement
-        num_envs = self.env.description.layout.transition.numel()
-        self.frames_per_batch = -(-frames_per_batch // num_envs)  # ticks, as in TorchRL
-        self.requested_frames_per_batch = self.frames_per_batch * num_envs
         self._action_specs = dict(self.env.description.action_spec.items(True, True))
-        self._frames = 0
-        self._iter = -1
         # Ticks whose action was published, whose result is here, and which were yielded.
         self._asked = self._arrived = self._yielded = 0
         self._first_reset: int | None = None
         self._started = False
         self._traj_ids: Tensor
         self._next_episode: Tensor
-        try:
-            self.placement.check_env(self.env.description.device)
+        with self._closing_on_error():
             self._number_episodes_from(0)
             self._make_ring()
-        except BaseException:
-            self.env.close(0.0)
-            raise
 
     def iterator(self) -> Iterator[TensorDictBase | None]:
         """The batches; another iteration continues where this one stopped."""
@@ -155,19 +141,7 @@ class PipelinedCollector(BaseCollector):
                 self.replay_buffer.extend(batch)
                 yield None
 
-    def shutdown(
-        self,
-        timeout: float | None = None,
-        close_env: bool = True,
-        raise_on_error: bool = True,
-    ) -> None:
-        """End the environment process and free the shared memory; a second call does nothing.
-
-        Args:
-            timeout: seconds for the environment to close, 5 by default.
-            close_env: no effect, the environment ends with its process; as ``raise_on_error``.
-        """
-        self.env.close(5.0 if timeout is None else timeout)
+    def _free_memory(self) -> None:
         self._unpin()
         # Batches that were yielded in place keep the ring for as long as they are held.
         for name in ("_shared", "_ring", "_carrier"):

@@ -10,17 +10,17 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
-from torchrl.collectors import BaseCollector
 from torchrl.envs import EnvBase
 
-from unilab.collectors.placement import Placement, resolve_collector_tensor_placement
+from unilab.collectors.base import ProcessCollector
+from unilab.collectors.placement import Placement
 from unilab.collectors.process import EnvProcess, Interrupted, Interruptor
 from unilab.collectors.ring import Ring
 from unilab.collectors.worker import VERSION, pickle_by_value
 from unilab.errors import ConfigError
 
 
-class RolloutCollector(BaseCollector):
+class RolloutCollector(ProcessCollector):
     """Collects whole rollouts in a separate process, with a copy of the policy.
 
     The caller learns from a rollout while the next ones are collected. Each is collected by one
@@ -81,44 +81,28 @@ class RolloutCollector(BaseCollector):
         return_same_td: bool = False,
         interruptor: Interruptor | None = None,
     ) -> None:
-        super().__init__()
-        for name, value in (
-            ("frames_per_batch", frames_per_batch),
-            ("max_staleness", max_staleness),
-        ):
-            if value < 1:
-                raise ConfigError(f"{name} must be at least 1, got {value}")
+        if max_staleness < 1:
+            raise ConfigError(f"max_staleness must be at least 1, got {max_staleness}")
         if not isinstance(policy, TensorDictModuleBase):
             raise ConfigError(
                 f"policy must be a TensorDictModule, got {type(policy).__name__}: its weights are "
                 "copied to the environment process"
             )
-        self.env = make_env if isinstance(make_env, EnvProcess) else EnvProcess(make_env)
-        self.env.claim()
-        self.env.interruptor = interruptor
-        self.policy = policy
-        frames = -1 if total_frames is None else total_frames
-        self.total_frames = float("inf") if frames < 0 else frames
+        super().__init__(
+            make_env,
+            policy,
+            frames_per_batch=frames_per_batch,
+            total_frames=total_frames,
+            placement=placement,
+            return_same_td=return_same_td,
+            interruptor=interruptor,
+        )
         self.max_staleness = max_staleness
         self.staleness = 0
-        self.return_same_td = return_same_td
-        if placement is None:
-            device = next((parameter.device for parameter in policy.parameters()), "cpu")
-            placement = resolve_collector_tensor_placement("cpu", device)
-        self.placement = placement
-        self._frames = 0
-        self._iter = -1
         self._asked = self._yielded = 0
         self._requests: list[int] = []
-        try:
-            self.placement.check_env(self.env.description.device)
-            num_envs = self.env.description.layout.transition.numel()
-            self.frames_per_batch = -(-frames_per_batch // num_envs)  # ticks, as in TorchRL
-            self.requested_frames_per_batch = self.frames_per_batch * num_envs
+        with self._closing_on_error():
             self._share_memory()
-        except BaseException:
-            self.env.close(0.0)
-            raise
 
     def iterator(self) -> Iterator[TensorDictBase]:
         """The rollouts ``[N, T]``; another iteration continues where this one stopped."""
@@ -129,19 +113,7 @@ class RolloutCollector(BaseCollector):
                 return
             yield batch
 
-    def shutdown(
-        self,
-        timeout: float | None = None,
-        close_env: bool = True,
-        raise_on_error: bool = True,
-    ) -> None:
-        """End the environment process and free the shared memory; a second call does nothing.
-
-        Args:
-            timeout: seconds for the environment to close, 5 by default.
-            close_env: no effect, the environment ends with its process; as ``raise_on_error``.
-        """
-        self.env.close(5.0 if timeout is None else timeout)
+    def _free_memory(self) -> None:
         for name in ("_rollouts", "_weights"):
             self.__dict__.pop(name, None)
 

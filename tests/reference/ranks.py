@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,7 @@ _FAULTS = {
     "nan": lambda mean, log_std: {"shy": mean.mean(), "bold": torch.tensor(torch.nan)},
     "names": lambda mean, log_std: {"shy": mean.mean(), "timid": mean.mean()},
     "bug": _fail,
+    "exits": lambda mean, log_std: sys.exit("no more"),
     "killed": lambda mean, log_std: os.kill(os.getpid(), signal.SIGKILL),
     "hangs": _hang,
 }

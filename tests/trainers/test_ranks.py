@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from reference import ranks as programs
-from reference.runs import NETWORKS, TINY, TINY_PPO, TINY_SAC, rows
+from reference.runs import NETWORKS, TINY, TINY_APPO, TINY_PPO, TINY_SAC, rows
 
 from unilab.errors import ActorContractError, ConfigError, NonFiniteError, PlacementError, RankError
 from unilab.settings import TrainingCfg
@@ -24,6 +24,7 @@ SETTINGS = {
     "flashsac": [*TINY, *NETWORKS, "algo.algo_params.compile=false", "algo.learning_starts=16"],
     "sac": [*TINY_SAC, "algo.learning_starts=16"],
     "ppo": [*TINY_PPO, "algo.num_epochs=4"],
+    "appo": [*TINY_APPO, "algo.num_epochs=4"],
 }
 
 
@@ -78,6 +79,7 @@ def test_rsl_rl_averages_by_itself_in_two_ranks(tmp_path):
         ("nan", NonFiniteError, "loss_aux_bold is nan in rank 1 of 2"),
         ("names", ActorContractError, "loss_aux_bold, loss_aux_timid .* rank 1"),
         ("bug", ZeroDivisionError, "no such luck"),
+        ("exits", RankError, r"sys\.exit\('no more'\)"),
         ("killed", RankError, "killed .*in rank 1 of 2"),
         ("hangs", TimeoutError, "rank 0 waits no more"),
     ],
@@ -92,7 +94,7 @@ def test_a_fault_of_one_rank_ends_all_before_any_steps_with_one_error(
     assert not multiprocessing.active_children()
     written = {path.name: path.read_text() for path in tmp_path.iterdir()}
     assert all(text.startswith("kept") for text in written.values())
-    if kind is not RankError:
+    if fault != "killed":
         assert "In rank" in raised.value.__notes__[-1]
         assert "Traceback" in str(raised.value.__cause__)
     if fault in ("nan", "names"):  # all know at once
@@ -140,6 +142,7 @@ def test_a_list_of_devices_excludes_a_device():
     [
         ({}, None, "WORLD_SIZE=2"),
         ({"WORLD_SIZE": "3"}, CPUS, r"WORLD_SIZE=3.*\[cpu,cpu\]"),
+        ({"LOCAL_WORLD_SIZE": "x"}, CPUS, "^LOCAL_WORLD_SIZE"),
         ({"LOCAL_WORLD_SIZE": "1"}, CPUS, "LOCAL_WORLD_SIZE=1"),
         ({"WORLD_SIZE": "x"}, CPUS, "^WORLD_SIZE"),
         ({"WORLD_SIZE": "-3"}, CPUS, "^WORLD_SIZE"),

@@ -138,10 +138,11 @@ def _variable(name: str, least: int, most: int | None, default: str = "") -> int
 
 
 def _check_torchrun(world: int, devices: Sequence[str] | None) -> None:
-    if world != int(os.environ.get("LOCAL_WORLD_SIZE") or world):
+    here = _variable("LOCAL_WORLD_SIZE", 1, None, default=str(world))
+    if here != world:
         raise ConfigError(
-            f"WORLD_SIZE must be LOCAL_WORLD_SIZE={os.environ['LOCAL_WORLD_SIZE']}, got {world}: "
-            "all ranks must be on one machine"
+            f"WORLD_SIZE must be LOCAL_WORLD_SIZE={here}, got {world}: all ranks must be on one "
+            "machine"
         )
     if devices is None or len(devices) != world:
         given = "null" if devices is None else f"[{','.join(devices)}]"
@@ -202,8 +203,10 @@ class _Report(NamedTuple):
     """Whether the error is only that another rank ended."""
 
     @classmethod
-    def of(cls, error: Exception) -> _Report:
+    def of(cls, error: Exception | SystemExit) -> _Report:
         trace = "".join(traceback.format_exception(error))
+        if isinstance(error, SystemExit):
+            error = RankError(f"a rank must return its exit code, got sys.exit({error.code!r})")
         try:
             content = pickle.dumps(error)
             pickle.loads(content)
@@ -324,7 +327,7 @@ def _run_rank(
         report = _Report(train(*args) or 0)
     except KeyboardInterrupt:
         report = _Report(128 + signal.SIGINT)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         report = _Report.of(error)
     if report.code:
         with suppress(OSError):  # nobody reads it if the launcher was killed

@@ -209,13 +209,13 @@ def test_arrows_show_command_and_velocity_in_the_robots_frame():
     command = env.command_manager.get_command("base_velocity")
     command.copy_(torch.tensor([[0.8, 0.0, 0.5], [0.0, 0.0, 0.0]]))
     first, second = views(env, 2)
-    commanded, actual = first.arrows
+    commanded, actual = first.markers
     assert commanded.vector == pytest.approx([0.0, 0.4, 0.0], abs=1e-6)
     assert actual.vector == pytest.approx([-0.1, 0.3, 0.0], abs=1e-6)
     assert commanded.start[:2] == pytest.approx([1.0, 2.0])
     assert "command +0.80 +0.00 +0.50" in first.title
     assert "actual  +0.60 +0.20 +0.00" in first.title
-    assert second.arrows == []
+    assert second.markers == []
     env.close()
 
 

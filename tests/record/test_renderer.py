@@ -13,7 +13,8 @@ from reference.opengl import needs_opengl
 
 from unilab.backends import put_on_height_field
 from unilab.errors import CapabilityError, ConfigError
-from unilab.record.renderer import Arrow, TiledRenderer, View, offscreen_context
+from unilab.markers import Arrow, Sphere, axes
+from unilab.record.renderer import TiledRenderer, View, offscreen_context
 from unilab.tasks.robots import model_path
 
 # Without a camera.
@@ -111,13 +112,24 @@ def test_a_model_without_a_camera_is_followed(draw):
 
 
 @needs_opengl
-def test_arrows_and_titles_are_drawn(model, draw):
-    above = np.array([0.0, 0.0, 0.7])
-    arrow = Arrow(above, np.array([0.5, 0.0, 0.0]), (0.0, 1.0, 0.0, 1.0))
-    plain = draw(model, [View(home(model))])
-    marked = draw(model, [View(home(model), [arrow])]).astype(int)
+@pytest.mark.parametrize(
+    "marker",
+    [
+        Arrow((0.0, 0.0, 0.7), (0.5, 0.0, 0.0), (0.0, 1.0, 0.0, 1.0)),
+        Sphere((0.0, 0.0, 0.7), 0.05, (0.0, 1.0, 0.0, 1.0)),
+        axes((0.0, 0.0, 0.7), (1.0, 0.0, 0.0, 0.0), 0.5)[1],
+    ],
+    ids=["arrow", "sphere", "axis"],
+)
+def test_markers_are_drawn(marker, model, draw):
+    marked = draw(model, [View(home(model), [marker])]).astype(int)
     green = (marked[..., 1] - np.maximum(marked[..., 0], marked[..., 2])) > 60
     assert green.sum() > 20
+
+
+@needs_opengl
+def test_titles_are_drawn(model, draw):
+    plain = draw(model, [View(home(model))])
     titled = draw(model, [View(home(model), title="robot 0")])
     assert difference(titled[:32, :96], plain[:32, :96]) > 5.0
     assert difference(titled[64:, 128:], plain[64:, 128:]) < 0.5

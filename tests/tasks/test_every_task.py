@@ -12,9 +12,11 @@ from unilab.tasks import TASKS
 
 # obs, critic and action widths, and whether critic is a separate group, as documented
 WIDTHS = {
+    "arm_reach": (25, 25, 6, False),
     "cartpole_swingup": (5, 5, 1, False),
     "g1_velocity_flat": (96, 102, 29, True),
     "g1_velocity_rough": (283, 286, 29, True),
+    "go2_getup": (42, 46, 12, True),
     "go2_velocity_flat": (45, 49, 12, True),
     "go2_velocity_rough": (232, 235, 12, True),
     "pendulum_swingup": (3, 3, 1, False),

@@ -21,7 +21,7 @@ FIGURES = {
 }
 MODELS = {
     robot: mujoco.MjModel.from_xml_path(str(model_path(robot)))
-    for robot in ("cartpole", "g1", "go2", "pendulum")
+    for robot in ("arm", "cartpole", "g1", "go2", "pendulum")
 }
 FEET = {
     "go2": {"FL": "FL_foot", "FR": "FR_foot", "RL": "RL_foot", "RR": "RR_foot"},

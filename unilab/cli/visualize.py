@@ -1,29 +1,21 @@
-"""Robots on screen: command and velocity arrows for videos, and MuJoCo's viewer."""
+"""Robots on screen: poses, markers and titles for videos, and MuJoCo's viewer."""
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 import warnings
-from typing import Any
+from collections.abc import Sequence
 
 import mujoco
-import numpy as np
 import torch
 
 from unilab.backends import MujocoBackend
-from unilab.backends.base import JointInfo
 from unilab.cli.runs import RobotEnv
-from unilab.envs import ManagerBasedRlEnv, mdp
-from unilab.envs.rotations import heading, rotate_inverse
+from unilab.envs import CommandTerm, ManagerBasedRlEnv, mdp
 from unilab.errors import CapabilityError
-from unilab.record.renderer import Arrow, View, draw_arrows, follow_root
-
-_COMMANDED = (0.1, 0.75, 0.2, 1.0)
-_ACTUAL = (0.15, 0.35, 0.95, 1.0)
-# Arrows hang above the root, half a metre long for 1 m/s.
-_ABOVE, _LENGTH, _SHORTEST = 0.35, 0.5, 0.05
+from unilab.markers import Marker
+from unilab.record.renderer import View, draw_markers, follow_root
 
 
 def mj_model(env: RobotEnv) -> mujoco.MjModel:
@@ -37,64 +29,49 @@ def mj_model(env: RobotEnv) -> mujoco.MjModel:
 
 
 def views(env: RobotEnv, rows: int) -> list[View]:
-    """Poses, arrows and titles of the first robots of an environment.
+    """Poses, markers and titles of the first robots of an environment.
 
-    A robot with a free root that follows a planar velocity gets two arrows: green for the command,
-    blue for its own velocity; the title has their numbers (forward, left in m/s, yaw in rad/s), and
-    on a terrain the kind and the level of the tile where it started.
+    The title has the numbers of a velocity command and of the robot's own velocity (forward, left
+    in m/s, yaw in rad/s), the errors of other commands, and on a terrain the kind and the level of
+    the tile where the robot started.
     """
-    state = env.backend.get_state_views()
-    qpos = state["qpos"][:rows]
+    qpos = env.backend.get_state_views()["qpos"][:rows]
     titles = [
         [f"robot {i}   {seconds:.1f} s"]
         for i, seconds in enumerate((env.episode_length[:rows] * env.step_dt).tolist())
     ]
-    terrain = env.scene.terrain if isinstance(env, ManagerBasedRlEnv) else None
+    if not isinstance(env, ManagerBasedRlEnv):
+        return _views(qpos, titles, [[]] * rows)
+    terrain = env.scene.terrain
     if terrain is not None:
         for i, title in enumerate(titles):
             title.append(f"{terrain.kinds[int(terrain.types[i])]}, level {int(terrain.levels[i])}")
-    arrows: list[list[Arrow]] = [[] for _ in range(rows)]
-    commands, roots = _commands(env, rows)
-    if commands and roots:
-        pose, velocity = qpos[:, roots[0].qpos], state["qvel"][:rows, roots[0].qvel]
-        own = torch.cat((rotate_inverse(pose[:, 3:], velocity[:, :3])[:, :2], velocity[:, 5:]), 1)
-        for i in range(rows):
-            command, actual = commands[0][i].tolist(), own[i].tolist()
-            titles[i] += [
-                "command {:+.2f} {:+.2f} {:+.2f}".format(*command),
-                "actual  {:+.2f} {:+.2f} {:+.2f}".format(*actual),
-            ]
-            for value, colour, height in ((command, _COMMANDED, 0.06), (actual, _ACTUAL, 0.0)):
-                arrows[i] += _arrow(pose[i], value, _ABOVE + height, colour)
+    for term in env.command_manager.terms.values():
+        for i, title in enumerate(titles):
+            title += _lines(env, term, i)
+    return _views(qpos, titles, [env.debug_draw(i) for i in range(rows)])
+
+
+def _views(
+    qpos: torch.Tensor, titles: Sequence[list[str]], markers: Sequence[list[Marker]]
+) -> list[View]:
+    poses = qpos.numpy().copy()
     return [
-        View(qpos=qpos[i].numpy().copy(), arrows=arrows[i], title="\n".join(titles[i]))
-        for i in range(rows)
+        View(qpos=pose, markers=own, title="\n".join(title))
+        for pose, title, own in zip(poses, titles, markers, strict=True)
     ]
 
 
-def _commands(env: RobotEnv, rows: int) -> tuple[list[torch.Tensor], list[JointInfo]]:
-    """Commanded planar velocities ``[rows, 3]``, and the free joints of the robots."""
-    if not isinstance(env, ManagerBasedRlEnv):
-        return [], []
-    commands = [
-        term.command[:rows].double().cpu()
-        for term in env.command_manager.terms.values()
-        if isinstance(term, mdp.UniformVelocityCommand)
+@torch.inference_mode()
+def _lines(env: ManagerBasedRlEnv, term: CommandTerm, row: int) -> list[str]:
+    """How a robot follows a command, in lines of a title."""
+    if not isinstance(term, mdp.UniformVelocityCommand):
+        return [f"{name} {float(value[row]):.3f}" for name, value in term.metrics().items()]
+    actual = term.actual(row).tolist()
+    return [
+        "command {:+.2f} {:+.2f} {:+.2f}".format(*term.command[row].tolist()),
+        "actual  {:+.2f} {:+.2f} {:+.2f}".format(*actual),
     ]
-    roots = [e.root_joint for e in env.scene.entities.values() if e.root_joint is not None]
-    return commands, roots
-
-
-def _arrow(pose: Any, planar: list[float], height: float, colour: Any) -> list[Arrow]:
-    """A planar velocity in the root's frame as an arrow above the root; empty if it is tiny."""
-    forward, left = planar[:2]
-    if math.hypot(forward, left) < _SHORTEST:
-        return []
-    yaw = float(heading(pose[None, 3:]))
-    cos, sin = math.cos(yaw), math.sin(yaw)
-    vector = np.array([cos * forward - sin * left, sin * forward + cos * left, 0.0])
-    start = pose[:3].numpy() + np.array([0.0, 0.0, height])
-    return [Arrow(start, _LENGTH * vector, colour)]
 
 
 class LiveViewer:
@@ -127,7 +104,7 @@ class LiveViewer:
             self._data.qpos[:] = view.qpos
             mujoco.mj_forward(self._model, self._data)
             self._window.user_scn.ngeom = 0
-            draw_arrows(self._window.user_scn, view.arrows)
+            draw_markers(self._window.user_scn, view.markers)
         corner = int(mujoco.mjtGridPos.mjGRID_TOPLEFT)
         self._window.set_texts((None, corner, view.title, ""))
         self._window.sync()

@@ -18,14 +18,14 @@ from unilab.envs.actuators import ActuatorDelays, check_motors
 from unilab.envs.deployment import deployment_metadata
 from unilab.envs.episode_sums import EpisodeSums
 from unilab.envs.managers.action import ActionManager, ActionTermCfg
-from unilab.envs.managers.command import CommandManager, CommandTermCfg
+from unilab.envs.managers.command import CommandManager, CommandTerm, CommandTermCfg
 from unilab.envs.managers.curriculum import CurriculumManager, CurriculumTermCfg
 from unilab.envs.managers.event import EventManager, EventTermCfg
 from unilab.envs.managers.metrics import MetricsManager, MetricsTermCfg
 from unilab.envs.managers.observation import ObservationGroupCfg, ObservationManager
 from unilab.envs.managers.recorder import RecorderManager, RecorderTermCfg, RecordingCfg
 from unilab.envs.managers.reward import RewardManager, RewardTermCfg
-from unilab.envs.managers.term import Term, stateful
+from unilab.envs.managers.term import ManagerTermBase, Term, stateful
 from unilab.envs.managers.term_state import StateSnapshot, load_state, save_state
 from unilab.envs.managers.termination import TerminationManager, TerminationTermCfg
 from unilab.envs.mirror import TaskMirror
@@ -36,6 +36,7 @@ from unilab.envs.terrains import Terrain, check_ground
 from unilab.envs.torch_env import TorchEnv, control_steps
 from unilab.envs.torch_settings import TorchSettings
 from unilab.errors import CapabilityError, ConfigError, NonFiniteError
+from unilab.markers import Marker
 
 _logger = logging.getLogger(__name__)
 
@@ -175,6 +176,14 @@ class ManagerBasedRlEnv(TorchEnv):
     def episode_so_far(self, row: int) -> tuple[dict[str, float], list[str]]:
         """Reward sums of a row's episode, and the terminations that fired in its last step."""
         return self.episode_sums.so_far(row)
+
+    @torch.inference_mode()
+    def debug_draw(self, row: int) -> list[Marker]:
+        """What commands and stateful terms draw of an environment into pictures and viewers."""
+        funcs = (term.func for term in self.terms)
+        terms = [func for func in funcs if isinstance(func, ManagerTermBase)]
+        owners: list[CommandTerm | ManagerTermBase] = [*self.command_manager.terms.values(), *terms]
+        return [marker for owner in owners for marker in owner.debug_draw(row)]
 
     def drain_metrics(self) -> dict[str, float]:
         """Metrics since the last call: also ``Curriculum/<term>``, the term's last value.

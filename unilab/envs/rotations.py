@@ -15,6 +15,20 @@ def rotate_inverse(quat: Tensor, vec: Tensor) -> Tensor:
     return torch.addcmul(vec, w, t, value=-1.0) + torch.linalg.cross(u, t)
 
 
+def rotate(quat: Tensor, vec: Tensor) -> Tensor:
+    """Rotate vectors ``[N, 3]`` of the frame of ``quat`` into the world frame."""
+    w, u = quat[:, :1], quat[:, 1:]
+    t = torch.linalg.cross(u, vec).mul_(2.0)
+    return torch.addcmul(vec, w, t) + torch.linalg.cross(u, t)
+
+
+def angle_between(a: Tensor, b: Tensor) -> Tensor:
+    """Smallest angle that turns one frame into the other, ``[N]`` rad in [0, pi]."""
+    # q and -q are the same rotation. From the chord, because an arc cosine is coarse near 0.
+    chord = torch.minimum((a - b).norm(dim=1), (a + b).norm(dim=1))
+    return 4.0 * torch.asin((0.5 * chord).clamp(max=1.0))
+
+
 def gravity_direction(quat: Tensor) -> Tensor:
     """Unit vector of gravity in the frame of ``quat``: (0, 0, -1) when upright."""
     # Minus the third row of the rotation matrix: (0, 0, 1) - 2 z (x, y, z) - 2 w (-y, x, w).

@@ -17,6 +17,7 @@ import mujoco
 import numpy as np
 
 from unilab.errors import CapabilityError, ConfigError, first_line
+from unilab.markers import Arrow, Marker
 
 _ALL = int(mujoco.mjtCatBit.mjCAT_ALL)
 _SEEN = 14.0
@@ -29,22 +30,11 @@ _OPENGL_HELP = (
 
 
 @dataclass(frozen=True)
-class Arrow:
-    """An arrow in the scene."""
-
-    start: np.ndarray
-    """``[3]``, m, world frame."""
-    vector: np.ndarray
-    """``[3]``, m."""
-    rgba: tuple[float, float, float, float]
-
-
-@dataclass(frozen=True)
 class View:
     """One robot's tile of a frame."""
 
     qpos: np.ndarray
-    arrows: Sequence[Arrow] = ()
+    markers: Sequence[Marker] = ()
     title: str = ""
     """Lines in the tile's corner."""
 
@@ -111,7 +101,7 @@ class TiledRenderer:
             mujoco.mjv_updateScene(
                 self._model, self._data, self._option, None, self._camera, _ALL, self._scene
             )
-            draw_arrows(self._scene, view.arrows)
+            draw_markers(self._scene, view.markers)
             mujoco.mjr_render(tile, self._scene, self._gpu)
             if view.title:
                 mujoco.mjr_overlay(
@@ -169,25 +159,19 @@ class _Ground:
         self._model.geom_pos[self._geom, :2] = middle
 
 
-def draw_arrows(scene: mujoco.MjvScene, arrows: Sequence[Arrow]) -> None:
-    """Appends arrows to a scene, as far as it has room."""
-    for arrow in arrows[: scene.maxgeom - scene.ngeom]:
-        geom = scene.geoms[scene.ngeom]
-        mujoco.mjv_initGeom(
-            geom,
-            int(mujoco.mjtGeom.mjGEOM_ARROW),
-            np.zeros(3),
-            np.zeros(3),
-            np.zeros(9),
-            np.array(arrow.rgba, dtype=np.float32),
-        )
-        mujoco.mjv_connector(
-            geom,
-            int(mujoco.mjtGeom.mjGEOM_ARROW),
-            0.02,
-            np.asarray(arrow.start, dtype=np.float64),
-            np.asarray(arrow.start + arrow.vector, dtype=np.float64),
-        )
+def draw_markers(scene: mujoco.MjvScene, markers: Sequence[Marker]) -> None:
+    """Appends markers to a scene, as far as it has room."""
+    for marker in markers[: scene.maxgeom - scene.ngeom]:
+        geom, arrow = scene.geoms[scene.ngeom], isinstance(marker, Arrow)
+        kind = int(mujoco.mjtGeom.mjGEOM_ARROW if arrow else mujoco.mjtGeom.mjGEOM_SPHERE)
+        size, pos = np.zeros(3), np.zeros(3)
+        if not isinstance(marker, Arrow):
+            size[:], pos[:] = marker.radius, marker.centre
+        rgba = np.array(marker.rgba, dtype=np.float32)
+        mujoco.mjv_initGeom(geom, kind, size, pos, np.eye(3).ravel(), rgba)
+        if isinstance(marker, Arrow):
+            start = np.asarray(marker.start, dtype=np.float64)
+            mujoco.mjv_connector(geom, kind, marker.width, start, start + marker.vector)
         scene.ngeom += 1
 
 

@@ -5,9 +5,11 @@ config; the first line of its docstring describes the task.
 """
 
 TASKS = {
+    "arm_reach": "unilab.tasks.reach.arm:arm_reach",
     "cartpole_swingup": "unilab.tasks.classic.cartpole_swingup:cartpole_swingup",
     "g1_velocity_flat": "unilab.tasks.velocity.g1:g1_velocity_flat",
     "g1_velocity_rough": "unilab.tasks.velocity.g1:g1_velocity_rough",
+    "go2_getup": "unilab.tasks.getup.go2:go2_getup",
     "go2_velocity_flat": "unilab.tasks.velocity.go2:go2_velocity_flat",
     "go2_velocity_rough": "unilab.tasks.velocity.go2:go2_velocity_rough",
     "pendulum_swingup": "unilab.tasks.classic.pendulum_swingup:pendulum_swingup",

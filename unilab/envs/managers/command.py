@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ from unilab.envs.managers.term import (
 )
 from unilab.envs.nonfinite import require_finite
 from unilab.errors import ConfigError, did_you_mean
+from unilab.markers import Marker
 
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
@@ -72,6 +73,13 @@ class CommandTerm(ABC):
         The means over the steps of ended episodes are logged as ``Metrics/<command>/<name>``.
         """
         return {}
+
+    def debug_draw(self, row: int) -> Sequence[Marker]:
+        """Markers that show the command of an environment in pictures, films and viewers.
+
+        It may read what :meth:`metrics` reads.
+        """
+        return ()
 
     def reset(self, rows: Tensor) -> None:
         """Begin an episode: new commands and new intervals."""

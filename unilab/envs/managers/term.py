@@ -26,6 +26,7 @@ from unilab.envs.entity import SceneEntityCfg
 from unilab.envs.nonfinite import bad_rows, is_finite
 from unilab.envs.scene import NO_WRITE
 from unilab.errors import CapabilityError, ConfigError, NonFiniteError, did_you_mean
+from unilab.markers import Marker
 
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
@@ -104,6 +105,10 @@ class ManagerTermBase(ABC):
 
     def reset(self, env_ids: Tensor) -> None:  # noqa: B027
         """Clear the state of the rows ``[n]`` whose episodes ended."""
+
+    def debug_draw(self, row: int) -> Sequence[Marker]:
+        """Markers that show the term of an environment in pictures, films and viewers."""
+        return ()
 
 
 class Output(NamedTuple):

@@ -12,6 +12,7 @@ from unilab.envs import rotations
 from unilab.envs.entity import SceneEntityCfg
 from unilab.envs.managers.reward import RewardTermCfg
 from unilab.envs.managers.term import ManagerTermBase
+from unilab.envs.mdp.commands import UniformPoseCommand
 from unilab.envs.names import values_of_names
 from unilab.errors import ConfigError
 
@@ -33,6 +34,9 @@ __all__ = [
     "joint_torques_l2",
     "joint_vel_l2",
     "lin_vel_z_l2",
+    "orientation_command_error",
+    "position_command_error",
+    "position_command_error_tanh",
     "track_ang_vel_z_exp",
     "track_lin_vel_xy_exp",
     "upright",
@@ -73,6 +77,37 @@ def track_ang_vel_z_exp(
     rate = env.scene[asset_cfg.name].data.root_ang_vel_b[:, 2]
     error = env.command_manager.get_command(command_name)[:, 2] - rate
     return torch.exp(error * error * (-1.0 / std**2))
+
+
+def position_command_error(
+    env: ManagerBasedRlEnv, command_name: str, asset_cfg: SceneEntityCfg
+) -> Tensor:
+    """Distance of the one body in ``body_names`` from where a pose command wants it, m."""
+    wanted, _ = _pose_command(env, command_name).pose_w()
+    return (wanted - env.scene[asset_cfg.name].data.body_pos_w(asset_cfg)[:, 0]).norm(dim=1)
+
+
+def position_command_error_tanh(
+    env: ManagerBasedRlEnv, std: Positive, command_name: str, asset_cfg: SceneEntityCfg
+) -> Tensor:
+    """``1 - tanh(distance / std)``, :func:`position_command_error`'s distance."""
+    return 1.0 - torch.tanh(position_command_error(env, command_name, asset_cfg) / std)
+
+
+def orientation_command_error(
+    env: ManagerBasedRlEnv, command_name: str, asset_cfg: SceneEntityCfg
+) -> Tensor:
+    """Angle of the one body in ``body_names`` from the orientation of a pose command, rad."""
+    _, wanted = _pose_command(env, command_name).pose_w()
+    quat = env.scene[asset_cfg.name].data.body_quat_w(asset_cfg)[:, 0]
+    return rotations.angle_between(wanted, quat)
+
+
+def _pose_command(env: ManagerBasedRlEnv, name: str) -> UniformPoseCommand:
+    term = env.command_manager.get_term(name)
+    if not isinstance(term, UniformPoseCommand):
+        raise ConfigError(f"command {name!r} must be a UniformPoseCommand, got {term!r}")
+    return term
 
 
 def lin_vel_z_l2(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = _ROBOT) -> Tensor:

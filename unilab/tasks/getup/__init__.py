@@ -1,0 +1,1 @@
+"""Robots that stand up after a fall."""

@@ -1,0 +1,1 @@
+"""Arms that move their tool to a commanded pose."""

@@ -82,6 +82,12 @@ def _replay_dump(dump: Path) -> int:
     return 0 if replay.same else 1
 
 
+def _csv_to_npz(csv: Path, **options: Any) -> None:
+    from unilab.cli.csv_to_npz import csv_to_npz
+
+    csv_to_npz(csv, **options)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="unilab", description="Robot reinforcement learning on TorchRL primitives."
@@ -129,6 +135,13 @@ def _parser() -> argparse.ArgumentParser:
     dump = commands.add_parser("replay-dump", help="repeat the step that made a value non-finite")
     dump.set_defaults(run_command=_replay_dump)
     dump.add_argument("dump", type=_path, help="file that the NaN guard wrote")
+    motion = commands.add_parser("csv-to-npz", help="convert a retargeted motion for tracking")
+    motion.set_defaults(run_command=_csv_to_npz)
+    motion.add_argument("csv", type=_path, help="a line a frame: root position, x y z w, joints")
+    motion.add_argument("--input-fps", type=float, required=True, help="lines a second")
+    motion.add_argument("--output-fps", type=float, default=50.0, help="frames a second (50)")
+    motion.add_argument("--robot", default="g1", help="a packaged robot, or an MJCF file (g1)")
+    motion.add_argument("--out", type=_path, metavar="FILE", help="(default: the CSV's name, .npz)")
     return parser
 
 

@@ -1,0 +1,158 @@
+"""Reference motions: their files, and how they are made and converted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mujoco
+import numpy as np
+import pytest
+
+from unilab import cli
+from unilab.envs.motion import Motion
+from unilab.errors import ConfigError
+from unilab.tasks.robots import model_path
+from unilab.tasks.tracking.make_g1_steps import PATH, make_motion
+
+
+@pytest.fixture(scope="module")
+def model() -> mujoco.MjModel:
+    return mujoco.MjModel.from_xml_path(str(model_path("g1")))
+
+
+@pytest.fixture(scope="module")
+def steps() -> Motion:
+    return Motion.load(PATH)
+
+
+def csv_of(motion: Motion, path: Path, every: int = 1, **changes: np.ndarray) -> Path:
+    """The motion as a retargeted CSV file, quaternions last number last."""
+    quat = motion.body_quat_w[:, 0][:, [1, 2, 3, 0]]
+    parts = {"pos": motion.body_pos_w[:, 0], "quat": quat, "joints": motion.joint_pos} | changes
+    np.savetxt(path, np.concatenate(list(parts.values()), 1)[::every], delimiter=",")
+    return path
+
+
+def test_packaged_motion_is_the_one_that_its_script_makes(steps: Motion) -> None:
+    made = make_motion()
+    assert (made.fps, made.joint_names, made.body_names) == (
+        50.0,
+        steps.joint_names,
+        steps.body_names,
+    )
+    for name in ("joint_pos", "joint_vel", "body_pos_w", "body_quat_w", "body_lin_vel_w"):
+        np.testing.assert_allclose(getattr(made, name), getattr(steps, name), atol=1e-4)
+
+
+def test_packaged_motion_keeps_its_feet_where_they_are_and_joints_in_their_limits(steps, model):
+    feet = [steps.body_names.index(f"{side}_ankle_roll_link") for side in ("left", "right")]
+    pos = steps.body_pos_w[:, feet]
+    low, high = model.jnt_range[1:].T
+    assert np.ptp(pos[..., :2], axis=0).max() < 1e-6
+    assert pos[..., 2].min() > 0.034
+    assert (pos[..., 2].max(0) > 0.1).all()
+    assert ((low < steps.joint_pos) & (steps.joint_pos < high)).all()
+
+
+def test_velocities_are_those_of_the_positions(steps: Motion) -> None:
+    moved = (steps.body_pos_w[2:] - steps.body_pos_w[:-2]) * (0.5 * steps.fps)
+    np.testing.assert_allclose(steps.body_lin_vel_w[1:-1], moved, atol=2e-3)
+    turn, rate = np.zeros(3), np.zeros((len(steps) - 2, 3))
+    elbow = steps.body_names.index("left_elbow_link")
+    for t in range(1, len(steps) - 1):
+        before, after = (steps.body_quat_w[i, elbow].astype(float) for i in (t - 1, t + 1))
+        mujoco.mju_subQuat(turn, after, before)
+        mujoco.mju_rotVecQuat(rate[t - 1], turn * 0.5 * steps.fps, before)
+    np.testing.assert_allclose(steps.body_ang_vel_w[1:-1, elbow], rate, atol=2e-2)
+
+
+def test_csv_becomes_the_same_motion_at_another_rate(steps, tmp_path, capsys) -> None:
+    csv = csv_of(steps, tmp_path / "steps.csv", every=2)
+    assert cli.main(["csv-to-npz", str(csv), "--input-fps", "25"]) == 0
+    assert "471 frames, 9.40 s, 29 joints" in capsys.readouterr().out
+    motion = Motion.load(tmp_path / "steps.npz")
+    assert motion.fps == 50.0
+    np.testing.assert_allclose(motion.body_pos_w, steps.body_pos_w, atol=3e-3)
+    np.testing.assert_allclose(motion.joint_pos, steps.joint_pos, atol=6e-3)
+
+
+def test_quaternions_of_either_sign_are_one_motion(steps, model, tmp_path) -> None:
+    quat = steps.body_quat_w[:, 0][:, [1, 2, 3, 0]].copy()
+    quat[1::2] *= -1.0
+    csv = csv_of(steps, tmp_path / "m.csv", quat=quat)
+    motion = Motion.from_csv(csv, model, input_fps=50.0, output_fps=100.0)
+    np.testing.assert_allclose(motion.body_pos_w[::2], steps.body_pos_w, atol=1e-4)
+
+
+def test_file_is_read_as_it_was_saved(steps, tmp_path) -> None:
+    steps.save(tmp_path / "m.npz")
+    again = Motion.load(tmp_path / "m.npz")
+    assert again.body_names == steps.body_names
+    assert np.array_equal(again.body_quat_w, steps.body_quat_w)
+
+
+@pytest.mark.parametrize(
+    ("changed", "name"),
+    [
+        ({"fps": np.array(0.0)}, "fps"),
+        ({"fps": np.array(np.nan)}, "fps"),
+        ({"fps": np.array([50.0, 30.0])}, "fps"),
+        ({"joint_pos": np.zeros((0, 29))}, "joint_pos.*frames"),
+        ({"joint_vel": np.zeros((3, 29))}, "joint_vel.*shape"),
+        ({"body_pos_w": None}, "'body_pos_w'"),
+        ({"body_lin_vel_w": "nan"}, r"body_lin_vel_w.*finite.*\[7\]"),
+        ({"body_quat_w": "scaled"}, "body_quat_w.*unit"),
+        ({"joint_pos": np.array([{}], dtype=object)}, "'joint_pos'.*pickle"),
+        ({"joint_names": np.arange(29)}, "joint_names.*text"),
+        ({"body_names": np.array(["pelvis"])}, "body_pos_w.*body_names"),
+    ],
+)
+def test_file_with_unusable_arrays_is_refused_by_name(steps, tmp_path, changed, name) -> None:
+    arrays = {key: np.asarray(value) for key, value in vars(steps).items()} | changed
+    for key, value in changed.items():
+        if isinstance(value, str):
+            arrays[key] = getattr(steps, key) * (2.0 if value == "scaled" else 1.0)
+            if value == "nan":
+                arrays[key][7, 3, 1] = np.nan
+    path = tmp_path / "m.npz"
+    np.savez(path, **{key: value for key, value in arrays.items() if value is not None})
+    with pytest.raises(ConfigError, match=name) as error:
+        Motion.load(path)
+    assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no archive", b"PK\x03\x04 broken"])
+def test_file_that_is_no_npz_is_refused(tmp_path, content) -> None:
+    path = tmp_path / "m.npz"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"m\.npz"):
+        Motion.load(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "fps", "name"),
+    [
+        ("a,b\n1,2\n", 30.0, "header"),
+        ("1,2,3\n4,5,6\n", 30.0, "36 columns"),
+        ("0," * 35 + "0\n" + "0," * 35 + "0\n", 30.0, "quaternions"),
+        ("0," * 35 + "nan\n" + "0," * 35 + "0\n", 30.0, "finite"),
+        ("0," * 35 + "0\n", 30.0, "2 lines"),
+        (None, 30.0, r"m\.csv"),
+        ("", -1.0, "input_fps"),
+    ],
+)
+def test_unusable_csv_is_refused_by_name(model, tmp_path, text, fps, name) -> None:
+    path = tmp_path / "m.csv"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ConfigError, match=name):
+        Motion.from_csv(path, model, input_fps=fps)
+
+
+@pytest.mark.parametrize(("robot", "name"), [("g2", "'g2'"), ("pendulum", "free joint")])
+def test_csv_for_an_unknown_or_fixed_robot_is_refused(tmp_path, capsys, robot, name) -> None:
+    (tmp_path / "m.csv").write_text("0\n0\n")
+    code = cli.main(["csv-to-npz", str(tmp_path / "m.csv"), "--input-fps", "30", "--robot", robot])
+    assert code == 2
+    assert name in capsys.readouterr().err

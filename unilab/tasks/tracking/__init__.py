@@ -1,0 +1,1 @@
+"""Motion tracking: robots that follow a reference motion."""

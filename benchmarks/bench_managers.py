@@ -1,11 +1,13 @@
 """The managers' share of a randomised Go2 step, a partial reset, and the start.
 
-    python benchmarks/bench_managers.py [--num-threads 0] [--steps 200] [--gait]
+    python benchmarks/bench_managers.py [--num-threads 0] [--steps 200] [--gait] [--motion]
 
 The robots differ in mass, centre of mass, friction, armature, gains, gravity and encoder bias, are
 pushed, and see noisy, delayed encoders; actions are small, so that they stand and few are reset.
 The managers' share is what of a step is not spent in the physics batch. ``--gait`` adds eight terms
 of gait and safety, forces and history of the feet's contacts, and reads of the feet's bodies.
+``--motion`` measures G1s that track a motion instead, with targets near it, for about half a second
+each: what their managers take over physics, and their resets.
 """
 
 from __future__ import annotations
@@ -26,11 +28,13 @@ from unilab.envs import (
     SceneEntityCfg,
     mdp,
 )
+from unilab.tasks.tracking.g1 import g1_motion_tracking
 from unilab.tasks.velocity.go2 import go2_velocity_flat
 
 WARMUP = 20
 TARGETS = {256: 0.12, 1024: 0.08}
 RESET_TARGET, START_TARGET_S = 0.15, 3.0
+MOTION_TARGET = 0.20
 
 
 def randomised_go2(num_threads: int) -> ManagerBasedRlEnvCfg:
@@ -141,12 +145,39 @@ def measure(cfg: ManagerBasedRlEnvCfg, num_envs: int, steps: int) -> None:
     print(f"  start {started:.2f} s; target {START_TARGET_S:.0f} s")
 
 
+def measure_motion(num_threads: int, steps: int, num_envs: int = 256) -> None:
+    cfg = replace(g1_motion_tracking(), num_threads=num_threads)
+    env = ManagerBasedRlEnv(cfg, num_envs=num_envs, seed=0)
+    motion, actions = env.command_manager.get_term("motion"), env.action_manager
+    root, physics = env.reset(), Physics(env)
+    over, resets = [], []
+    for step in range(WARMUP + steps):
+        root.set("action", ((motion.joint_pos - actions.offset) / actions.scale).clamp(-1.0, 1.0))
+        env.drain_metrics()
+        physics.seconds = 0.0
+        start = time.perf_counter()
+        _, root = env.step_and_maybe_reset(root)
+        took = time.perf_counter() - start
+        reset = 1e-3 * env.drain_metrics()["Perf/reset_ms"]
+        if step >= WARMUP:
+            over.append((took - reset) / physics.seconds - 1.0)
+            resets.append(reset / physics.seconds)
+    env.close()
+    print(f"{num_envs} robots that track a motion")
+    print(f"  managers {statistics.median(over):6.1%} over physics; target {MOTION_TARGET:.0%}")
+    print(f"  resets {statistics.median(resets):6.1%} over physics")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--num-threads", type=int, default=0, help="0: all cores")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--gait", action="store_true", help="add terms of gait and safety")
+    parser.add_argument("--motion", action="store_true", help="G1s that track a motion")
     args = parser.parse_args()
+    if args.motion:
+        measure_motion(args.num_threads, args.steps)
+        return
     cfg = randomised_go2(args.num_threads)
     for num_envs in TARGETS:
         measure(with_gait(cfg) if args.gait else cfg, num_envs, args.steps)

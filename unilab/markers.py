@@ -1,4 +1,5 @@
-"""Markers that terms draw into pictures, films and viewers: arrows, spheres, axes of a frame."""
+"""Markers that terms draw into pictures, films and viewers: arrows, spheres, axes of a frame, and
+the robot in another pose."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 Vector = Sequence[float]
-"""Three numbers."""
+"""Three numbers, where nothing else is said."""
 Colour = tuple[float, float, float, float]
 """Red, green, blue and opacity, 0 to 1."""
 
@@ -37,7 +38,16 @@ class Sphere:
     rgba: Colour
 
 
-Marker = Arrow | Sphere
+@dataclass(frozen=True)
+class Ghost:
+    """All that moves in the model once more, in another state."""
+
+    qpos: Vector
+    """``[nq]``."""
+    rgba: Colour = (0.25, 0.55, 1.0, 0.35)
+
+
+Marker = Arrow | Sphere | Ghost
 
 
 def axes(origin: Vector, quat: Sequence[float], length: float) -> list[Marker]:

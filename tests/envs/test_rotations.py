@@ -34,6 +34,35 @@ def test_rotate_inverse(quats):
     assert_near(rotations.rotate_inverse(quats, vecs), rotated(quats, vecs, inverse=True))
 
 
+def test_rotate_undoes_its_inverse(quats):
+    vecs = torch.randn(20, 3, generator=torch.Generator().manual_seed(1))
+    assert_near(rotations.rotate(quats, vecs), rotated(quats, vecs, inverse=False))
+    back = rotations.rotate(rotations.inverse(quats), vecs)
+    assert_near(back, rotations.rotate_inverse(quats, vecs))
+
+
+def test_rotations_of_several_at_once_are_those_one_by_one(quats):
+    vecs = torch.randn(20, 3, generator=torch.Generator().manual_seed(1))
+    first, each = quats[::5], quats.view(4, 5, 4)
+    one_by_one = first.repeat_interleave(5, 0)
+    turned = rotations.rotate_each(first, vecs.view(4, 5, 3)).flatten(0, 1)
+    assert_near(turned, rotations.rotate(one_by_one, vecs))
+    products = rotations.multiply_each(first, each).flatten(0, 1)
+    assert_near(products, rotations.multiply(one_by_one, quats))
+
+
+def test_angle_between_first_columns_and_yaw(quats):
+    matrices, turn = np.zeros((20, 9)), rotations.of_yaw(torch.linspace(-3.1, 3.1, 20))
+    for matrix, quat in zip(matrices, quats.double().numpy(), strict=True):
+        mujoco.mju_quat2Mat(matrix, quat)
+    columns = torch.from_numpy(matrices).float().view(20, 3, 3)[..., :2].flatten(1)
+    assert_near(rotations.first_columns(quats), columns)
+    turned = rotations.multiply(turn, quats)
+    expected = torch.linspace(-3.1, 3.1, 20).abs()
+    assert_near(rotations.angle_between(-quats, turned), expected, atol=1e-3)
+    assert_near(rotations.heading(turn), torch.linspace(-3.1, 3.1, 20))
+
+
 def test_gravity_direction(quats):
     down = torch.tensor([0.0, 0.0, -1.0]).expand(20, 3)
     assert_near(rotations.gravity_direction(quats), rotated(quats, down, inverse=True))

@@ -13,7 +13,7 @@ from reference.opengl import needs_opengl
 
 from unilab.backends import put_on_height_field
 from unilab.errors import CapabilityError, ConfigError
-from unilab.markers import Arrow, Sphere, axes
+from unilab.markers import Arrow, Ghost, Sphere, axes
 from unilab.record.renderer import TiledRenderer, View, offscreen_context
 from unilab.tasks.robots import model_path
 
@@ -118,8 +118,9 @@ def test_a_model_without_a_camera_is_followed(draw):
         Arrow((0.0, 0.0, 0.7), (0.5, 0.0, 0.0), (0.0, 1.0, 0.0, 1.0)),
         Sphere((0.0, 0.0, 0.7), 0.05, (0.0, 1.0, 0.0, 1.0)),
         axes((0.0, 0.0, 0.7), (1.0, 0.0, 0.0, 0.0), 0.5)[1],
+        Ghost((0.6, 0.0, 0.3, 1.0, *[0.0] * 15), (0.0, 1.0, 0.0, 1.0)),
     ],
-    ids=["arrow", "sphere", "axis"],
+    ids=["arrow", "sphere", "axis", "ghost"],
 )
 def test_markers_are_drawn(marker, model, draw):
     marked = draw(model, [View(home(model), [marker])]).astype(int)

@@ -17,6 +17,8 @@ WIDTHS = {
     "g1_velocity_flat": (96, 102, 29, True),
     "g1_velocity_rough": (283, 286, 29, True),
     "go2_getup": (42, 46, 12, True),
+    "g1_motion_tracking": (160, 286, 29, True),
+    "g1_motion_tracking_deploy": (154, 286, 29, True),
     "go2_velocity_flat": (45, 49, 12, True),
     "go2_velocity_rough": (232, 235, 12, True),
     "pendulum_swingup": (3, 3, 1, False),

@@ -17,6 +17,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type, step_mdp
 
 from unilab.cli.runs import RobotEnv, TrainedTask, check_widths
 from unilab.cli.visualize import LiveViewer, mj_model, views
+from unilab.envs import ManagerBasedRlEnv, mdp
 from unilab.errors import CheckpointError, ConfigError
 from unilab.export import OnnxPolicy
 from unilab.modules import FlashSACPolicy, actor_semantics
@@ -56,6 +57,8 @@ def play_run(
 ) -> list[Episode]:
     """Play one episode of each robot and print its rewards.
 
+    A reference motion is played from its first frame.
+
     Args:
         run: the run's folder, or one of its checkpoints.
         seconds: length of an episode; the run's own by default.
@@ -74,6 +77,10 @@ def play_run(
         # At the curriculum's stage of the run; beside a file the run may have no checkpoint.
         with contextlib.suppress(*[CheckpointError] if policy is not None else []):
             env.import_training_state(dict(load_env_training_state(task.path)))
+        if isinstance(env, ManagerBasedRlEnv):
+            for term in env.command_manager.terms.values():
+                if isinstance(term, mdp.MotionCommand):
+                    term.sampling_mode = "start"
         shows: list[Callable[[], bool]] = []
         if video is not None:
             shows.append(stack.enter_context(_filmed(env, Path(video), size)))

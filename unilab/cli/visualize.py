@@ -104,7 +104,7 @@ class LiveViewer:
             self._data.qpos[:] = view.qpos
             mujoco.mj_forward(self._model, self._data)
             self._window.user_scn.ngeom = 0
-            draw_markers(self._window.user_scn, view.markers)
+            draw_markers(self._window.user_scn, self._model, view.markers)
         corner = int(mujoco.mjtGridPos.mjGRID_TOPLEFT)
         self._window.set_texts((None, corner, view.title, ""))
         self._window.sync()

@@ -279,6 +279,7 @@ class ManagerBasedRlEnv(TorchEnv):
         self.curriculum_manager.compute(rows)  # reset events see its changes
         self.scene.stage_reset(rows)
         self._actuator_delays.stage_reset(rows)
+        self.command_manager.stage_reset(rows)
         self.event_manager.stage_reset(rows, check_each)
 
     def _discard_reset(self) -> None:
@@ -311,8 +312,10 @@ class ManagerBasedRlEnv(TorchEnv):
         self.event_manager.reset(rows)
 
     def export_training_state(self) -> dict[str, Any]:
-        """The control steps so far, the terrain's levels, and what the curriculum's terms keep."""
+        """The control steps so far, the terrain's levels, and what curriculum and commands keep."""
         state, curriculum = super().export_training_state(), self.curriculum_manager.state_dict()
+        if commands := self.command_manager.training_state():
+            state["commands"] = commands
         if self.scene.terrain is not None:
             state["terrain_levels"] = self.scene.terrain.levels.clone()
         return state | {"curriculum": curriculum} if curriculum else state
@@ -322,6 +325,7 @@ class ManagerBasedRlEnv(TorchEnv):
         if self.scene.terrain is not None and "terrain_levels" in state:
             self.scene.terrain.spread_levels(state["terrain_levels"])
         self.curriculum_manager.load_state_dict(state.get("curriculum", {}))
+        self.command_manager.load_training_state(state.get("commands", {}))
 
     def _export_task(self) -> dict[str, Any]:
         biases = {name: e.data.encoder_bias for name, e in self.scene.entities.items()}

@@ -16,6 +16,7 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import mujoco
 import numpy as np
@@ -126,9 +127,8 @@ class Motion:
 
     def save(self, path: str | Path) -> None:
         """Write a ``.npz`` file."""
-        np.savez_compressed(
-            path, **{f.name: np.asarray(getattr(self, f.name)) for f in fields(self)}
-        )
+        arrays: dict[str, Any] = {f.name: np.asarray(getattr(self, f.name)) for f in fields(self)}
+        np.savez_compressed(path, **arrays)
 
     @classmethod
     def from_qpos(cls, model: mujoco.MjModel, qpos: np.ndarray, fps: float) -> Motion:

@@ -100,6 +100,9 @@ class EntityScene:
         """Columns of the packet that each read has."""
         self._blocks: dict[tuple[Read, ...], slice | Tensor] = {}
         """Columns of the packet that some reads have together."""
+        self._dry_blocks: dict[tuple[Read, ...], None] = {}
+        """Reads together so far, whose columns are found when the packet is compiled: on an
+        accelerator the first step would otherwise copy them."""
         self.plan: HostBridgeTransferPlan
         """The compiled reads, with their transfer counts."""
         self._compiled = False
@@ -254,20 +257,24 @@ class EntityScene:
     def _read_block(self, reads: tuple[Read, ...]) -> Tensor:
         """Fields and sensors side by side; a view of the packet if they are adjacent there."""
         if not self._compiled:
+            self._dry_blocks[reads] = None
             return torch.cat([self._read_dry(*read) for read in reads], 1)
         at = self._blocks.get(reads)
         if at is None:
-            unread = next((read for read in reads if read not in self._columns), None)
-            if unread is not None:
-                self._read_dry(*unread)  # raises
-            columns = [self._columns[read] for read in reads]
-            listed = [c for cols in columns for c in range(cols.start, cols.stop)]
-            at = slice(listed[0], listed[-1] + 1)
-            if listed != list(range(at.start, at.stop)):
-                at = torch.tensor(listed, device=self._device)
-            self._blocks[reads] = at
+            at = self._blocks[reads] = self._block_columns(reads)
         packet = self.plan.packet
         return packet[:, at] if isinstance(at, slice) else packet.index_select(1, at)
+
+    def _block_columns(self, reads: tuple[Read, ...]) -> slice | Tensor:
+        unread = next((read for read in reads if read not in self._columns), None)
+        if unread is not None:
+            self._read_dry(*unread)  # raises
+        columns = [self._columns[read] for read in reads]
+        listed = [c for cols in columns for c in range(cols.start, cols.stop)]
+        at = slice(listed[0], listed[-1] + 1)
+        if listed == list(range(at.start, at.stop)):
+            return at
+        return torch.tensor(listed, device=self._device)
 
     def _source(self, read: Read) -> Source:
         entity, name = read
@@ -282,6 +289,7 @@ class EntityScene:
         self.plan = self._backend.compile_host_bridge_io(sources, self._device)
         self._compiled, self.packet = True, self.plan.packet
         self._columns = dict(zip(self._declared, self.plan.columns, strict=True))
+        self._blocks = {reads: self._block_columns(reads) for reads in self._dry_blocks}
         for (entity, name), cols in self._columns.items():
             fields = vars(self[entity].data) if entity else self._sensor_columns
             fields[name] = self.plan.packet[:, cols]

@@ -17,7 +17,7 @@ import mujoco
 import numpy as np
 
 from unilab.errors import CapabilityError, ConfigError, first_line
-from unilab.markers import Arrow, Marker
+from unilab.markers import Arrow, Ghost, Marker
 
 _ALL = int(mujoco.mjtCatBit.mjCAT_ALL)
 _SEEN = 14.0
@@ -101,7 +101,7 @@ class TiledRenderer:
             mujoco.mjv_updateScene(
                 self._model, self._data, self._option, None, self._camera, _ALL, self._scene
             )
-            draw_markers(self._scene, view.markers)
+            draw_markers(self._scene, self._model, view.markers)
             mujoco.mjr_render(tile, self._scene, self._gpu)
             if view.title:
                 mujoco.mjr_overlay(
@@ -159,9 +159,14 @@ class _Ground:
         self._model.geom_pos[self._geom, :2] = middle
 
 
-def draw_markers(scene: mujoco.MjvScene, markers: Sequence[Marker]) -> None:
+def draw_markers(scene: mujoco.MjvScene, model: mujoco.MjModel, markers: Sequence[Marker]) -> None:
     """Appends markers to a scene, as far as it has room."""
-    for marker in markers[: scene.maxgeom - scene.ngeom]:
+    for marker in markers:
+        if isinstance(marker, Ghost):
+            _draw_ghost(scene, model, marker)
+            continue
+        if scene.ngeom == scene.maxgeom:
+            break
         geom, arrow = scene.geoms[scene.ngeom], isinstance(marker, Arrow)
         kind = int(mujoco.mjtGeom.mjGEOM_ARROW if arrow else mujoco.mjtGeom.mjGEOM_SPHERE)
         size, pos = np.zeros(3), np.zeros(3)
@@ -173,6 +178,16 @@ def draw_markers(scene: mujoco.MjvScene, markers: Sequence[Marker]) -> None:
             start = np.asarray(marker.start, dtype=np.float64)
             mujoco.mjv_connector(geom, kind, marker.width, start, start + marker.vector)
         scene.ngeom += 1
+
+
+def _draw_ghost(scene: mujoco.MjvScene, model: mujoco.MjModel, ghost: Ghost) -> None:
+    data, first = mujoco.MjData(model), scene.ngeom
+    data.qpos[:] = ghost.qpos
+    mujoco.mj_kinematics(model, data)
+    moving = int(mujoco.mjtCatBit.mjCAT_DYNAMIC)
+    mujoco.mjv_addGeoms(model, data, mujoco.MjvOption(), mujoco.MjvPerturb(), moving, scene)
+    for geom in scene.geoms[first : scene.ngeom]:
+        geom.rgba[:] = ghost.rgba
 
 
 def follow_root(model: mujoco.MjModel, camera: mujoco.MjvCamera) -> None:

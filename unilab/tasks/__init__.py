@@ -7,6 +7,8 @@ config; the first line of its docstring describes the task.
 TASKS = {
     "arm_reach": "unilab.tasks.reach.arm:arm_reach",
     "cartpole_swingup": "unilab.tasks.classic.cartpole_swingup:cartpole_swingup",
+    "g1_motion_tracking": "unilab.tasks.tracking.g1:g1_motion_tracking",
+    "g1_motion_tracking_deploy": "unilab.tasks.tracking.g1:g1_motion_tracking_deploy",
     "g1_velocity_flat": "unilab.tasks.velocity.g1:g1_velocity_flat",
     "g1_velocity_rough": "unilab.tasks.velocity.g1:g1_velocity_rough",
     "go2_getup": "unilab.tasks.getup.go2:go2_getup",

@@ -81,6 +81,19 @@ class CommandTerm(ABC):
         """
         return ()
 
+    def stage_reset(self, rows: Tensor) -> None:  # noqa: B027
+        """Stage what an episode begins with, before the reset events, as an event does.
+
+        Change nothing here but by staged writes: the reset may still be refused.
+        """
+
+    def training_state(self) -> dict[str, Tensor]:
+        """What the command has learnt from earlier episodes, for checkpoints, by name."""
+        return {}
+
+    def load_training_state(self, state: Mapping[str, Tensor]) -> None:  # noqa: B027
+        """Continue from :meth:`training_state`, also in evaluations and ``play``."""
+
     def reset(self, rows: Tensor) -> None:
         """Begin an episode: new commands and new intervals."""
         self._resampling.restart(rows)
@@ -114,11 +127,25 @@ class CommandManager:
         for name, term in self.terms.items():
             label = f"command term {name!r}"
             with naming(label), self._env.scene.recording():
+                self._dry_run_staging(label, term)
                 dry_run_reset(self._env, term.reset)
                 check_output(self._env, label, term.command, COLUMNS)
                 for metric, value in self._metrics_of(name, term).items():
                     check_output(self._env, f"command metric {metric!r}", value, SCALAR)
                     self.metric_names.append(metric)
+
+    def _dry_run_staging(self, label: str, term: CommandTerm) -> None:
+        def stage(rows: Tensor) -> None:
+            scene.stage_reset(rows)
+            try:
+                term.stage_reset(rows)
+                scene.staged.validate(label)
+            finally:
+                scene.discard_staged()
+
+        scene = self._env.scene
+        with torch.inference_mode():
+            dry_run_reset(self._env, stage)
 
     def _metrics_of(self, name: str, term: CommandTerm) -> dict[str, Tensor]:
         with torch.inference_mode():
@@ -149,6 +176,23 @@ class CommandManager:
             self._env.episode_sums["Metrics"][: len(values)].add_(values)
         for term in self.terms.values():
             term.compute()
+
+    def stage_reset(self, rows: Tensor) -> None:
+        """Let every command stage what the rows of the open transaction begin with."""
+        with torch.inference_mode():
+            for term in self.terms.values():
+                term.stage_reset(rows)
+
+    def training_state(self) -> dict[str, dict[str, Tensor]]:
+        """Of the commands that have one, by name."""
+        states = {name: term.training_state() for name, term in self.terms.items()}
+        return {name: state for name, state in states.items() if state}
+
+    def load_training_state(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Continue from :meth:`training_state`."""
+        for name, term in self.terms.items():
+            if name in state:
+                term.load_training_state(state[name])
 
     def reset(self, rows: Tensor) -> None:
         """Draw new commands for environments that begin an episode."""

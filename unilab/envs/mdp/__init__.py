@@ -10,7 +10,9 @@ from unilab.envs.mdp.commands import *
 from unilab.envs.mdp.contacts import *
 from unilab.envs.mdp.curriculums import *
 from unilab.envs.mdp.events import *
+from unilab.envs.mdp.motion_command import *
 from unilab.envs.mdp.observations import *
 from unilab.envs.mdp.randomization import *
 from unilab.envs.mdp.rewards import *
 from unilab.envs.mdp.terminations import *
+from unilab.envs.mdp.tracking import *

@@ -50,8 +50,8 @@ def reset_root_state_uniform(
     """
     entity = env.scene[asset_cfg.name]
     entity.require_root()
-    offset = _draw(env, env_ids.shape[0], pose_range)
-    velocity = _draw(env, env_ids.shape[0], velocity_range)
+    offset = draw_axes(env, env_ids.shape[0], pose_range)
+    velocity = draw_axes(env, env_ids.shape[0], velocity_range)
     home = entity.default_root_pose
     turn = rotations.from_euler(*offset[:, 3:].unbind(1))
     quat = rotations.multiply(home[3:].expand(env_ids.shape[0], 4), turn)
@@ -77,8 +77,8 @@ def reset_joints_by_offset(
     entity, ids = env.scene[asset_cfg.name], asset_cfg.joint_ids
     home = entity.data.default_joint_pos[ids]
     shape = (env_ids.shape[0], home.shape[0])
-    pos = home + _uniform(env, shape, "position_range", position_range)
-    vel = _uniform(env, shape, "velocity_range", velocity_range)
+    pos = home + draw_uniform(env, shape, "position_range", position_range)
+    vel = draw_uniform(env, shape, "velocity_range", velocity_range)
     entity.write_joint_state(pos.clamp_(*entity.data.joint_pos_limits[ids].T), vel, ids)
 
 
@@ -95,7 +95,7 @@ def push_by_setting_velocity(
             0 if absent.
     """
     entity = env.scene[asset_cfg.name]
-    push = _draw(env, env_ids.shape[0], velocity_range)
+    push = draw_axes(env, env_ids.shape[0], velocity_range)
     velocity = entity.staged_root_velocity() + push
     entity.write_root_velocity(velocity[:, :3], velocity[:, 3:])
 
@@ -127,7 +127,7 @@ def apply_external_force_torque(
     if duration_s is not None:
         if not duration_s[0] > 0.0:
             raise ConfigError(f"duration_s must be above 0, got {duration_s}")
-        seconds = _uniform(env, (n, 1), "duration_s", duration_s)
+        seconds = draw_uniform(env, (n, 1), "duration_s", duration_s)
         steps = (seconds / env.step_dt - 1e-4).ceil().expand(n, bodies)
     env.scene.write_wrench(ids, force, torque, steps)
 
@@ -139,10 +139,10 @@ def _on_axes(env: ManagerBasedRlEnv, n: int, ranges: Range | dict[str, Range]) -
     unknown = next((axis for axis in ranges if axis not in _AXES[:3]), None)
     if unknown is not None:
         raise ConfigError(f"axis of a force or torque must be x, y or z, got {unknown!r}")
-    return _draw(env, n, ranges)[:, :3]
+    return draw_axes(env, n, ranges)[:, :3]
 
 
-def _draw(env: ManagerBasedRlEnv, n: int, ranges: dict[str, Range]) -> Tensor:
+def draw_axes(env: ManagerBasedRlEnv, n: int, ranges: dict[str, Range]) -> Tensor:
     """``[n, 6]`` uniform values by axis."""
     low, span = _bounds(tuple((axis, tuple(span)) for axis, span in ranges.items()), env.device)
     draw = torch.rand(n, 6, generator=env.generator, device=env.device)
@@ -164,6 +164,6 @@ def _bounds(ranges: tuple[tuple[str, Range], ...], device: torch.device) -> tupl
         return lows.contiguous(), highs - lows
 
 
-def _uniform(env: ManagerBasedRlEnv, shape: tuple[int, int], name: str, span: Range) -> Tensor:
+def draw_uniform(env: ManagerBasedRlEnv, shape: tuple[int, int], name: str, span: Range) -> Tensor:
     check_range(name, span)
     return torch.empty(shape, device=env.device).uniform_(*span, generator=env.generator)

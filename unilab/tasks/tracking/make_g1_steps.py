@@ -32,7 +32,8 @@ def make_motion() -> Motion:
     stand = data.xpos[feet].copy()
     data.qpos[2] -= stand[:, 2].mean() - 0.035  # soles on the ground
     stand[:, 2] = 0.035
-    home, frames = data.qpos.copy(), []
+    home = data.qpos.copy()
+    frames: list[np.ndarray] = []
     for t in np.arange(0.0, 9.4 + 0.5 / FPS, 1.0 / FPS):
         squat = _rise(t, 0.5, 1.6) - _rise(t, 2.0, 3.1)
         # Weight on the left foot, on the right foot and back on both.

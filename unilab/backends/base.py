@@ -311,6 +311,16 @@ class SimBackend(ABC):
             reset: also reset time, warm start, activations and controls, for a new episode.
         """
 
+    def cast_rays(self, start: Tensor, direction: Tensor, passed: frozenset[str]) -> Tensor:
+        """Distances to the nearest geom along rays, ``[num_envs, rays]`` float64 m; infinite for a
+        miss. A backend without it is a CapabilityError.
+
+        Args:
+            start, direction: ``[num_envs, rays, 3]`` float64, m and unit vectors, world frame.
+            passed: bodies that the rays pass through.
+        """
+        raise CapabilityError(f"{type(self).__name__} cannot cast rays: leave the term out")
+
     @abstractmethod
     def get_replay_state(self) -> Tensor:
         """Live ``[num_envs, k]`` view of all that a step depends on besides controls and model."""

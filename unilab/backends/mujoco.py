@@ -50,6 +50,8 @@ _PRM = ("gainprm", "biasprm")
 _UNKNOWN = {"gain": np.nan, "stiffness": 0.0}
 _GROUND = "generated_terrain"
 """Name of the height field of a generated terrain."""
+_BEHIND = 1e-6
+"""How far behind a surface a ray starts again, m."""
 _NONE, _VEL = int(mujoco.mjtStage.mjSTAGE_NONE), int(mujoco.mjtStage.mjSTAGE_VEL)
 
 
@@ -114,6 +116,7 @@ class MujocoBackend(SimBackend):
         self._outputs: dict[str, Tensor] = {}
         self._expanded: dict[str, Tensor] = {}
         self._shared: dict[str, Tensor] = {}
+        self._ray_filters: dict[frozenset[str], tuple[np.ndarray, np.ndarray]] = {}
         self._views = {name: self._view(name) for name in (*_STATE_FIELDS, *fields)}
         self._qpos, self._qvel = (self._views[name].numpy() for name in ("qpos", "qvel"))
         self._ctrl = self._views["ctrl"]
@@ -208,6 +211,34 @@ class MujocoBackend(SimBackend):
             self._batch.forward(ids)
         except SimulationError as error:
             raise self._fault(error) from error
+
+    def cast_rays(self, start: Tensor, direction: Tensor, passed: frozenset[str]) -> Tensor:
+        groups, passes = self._passed_geoms(passed)
+        origin, along = start.numpy(), direction.numpy()
+        distance, geom = self._batch.ray(origin, along, geomgroup=groups)
+        travelled = np.zeros_like(distance)
+        # Behind a geom that it passes through, a ray starts again.
+        while (again := passes[geom] & (geom >= 0)).any():
+            travelled[again] += distance[again] + _BEHIND
+            rows = again.any(1).nonzero()[0]
+            origin = start.numpy()[rows] + travelled[rows, :, None] * along[rows]
+            distance[rows], geom[rows] = self._batch.ray(
+                origin, along[rows], geomgroup=groups, ids=rows
+            )
+        return torch.from_numpy(np.where(geom < 0, np.inf, travelled + distance))
+
+    def _passed_geoms(self, bodies: frozenset[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Geom groups that rays meet, and whether they pass through a geom of these groups.
+
+        MuJoCo leaves out whole groups, which is fast: a robot's geoms often have one.
+        """
+        if bodies not in self._ray_filters:
+            ids = [self.bodies.index(body) for body in bodies]
+            passes = np.isin(self.mj_model.geom_bodyid, ids)
+            group = self.mj_model.geom_group.clip(0, mujoco.mjNGROUP - 1)
+            met = np.array([not passes[group == i].all() for i in range(mujoco.mjNGROUP)])
+            self._ray_filters[bodies] = met.astype(np.uint8), passes & met[group]
+        return self._ray_filters[bodies]
 
     def step_rows(self, rows: Tensor, nstep: int) -> None:
         """Advance rows ``[n]``, unique and ascending, under their current controls."""

@@ -197,6 +197,8 @@ class TaskMirror:
         if kind is None and cfg.func is mdp.height_scan:
             across = round(term.params["size"][1] / term.params["resolution"]) + 1
             return torch.arange(width).reshape(across, -1).flip(0).flatten(), torch.ones(width)
+        if kind is None and cfg.func is mdp.ray_distances:
+            return _mirrored_rays(label, term.params)
         if kind is None:
             raise ConfigError(f"{label} must have a mirror, {_choices(width)}")
         return self._matched(label, self._named(label, kind, width, term.params), width)
@@ -246,6 +248,16 @@ def reflected(columns: Columns, value: Tensor) -> Tensor:
     """Mirror image of ``[..., width]``."""
     index, sign = columns
     return value[..., index] * sign
+
+
+def _mirrored_rays(label: str, params: Mapping[str, Any]) -> Columns:
+    """Each ray's image in the sensor's x-z plane."""
+    rays = torch.cat(params["pattern"].rays(), 1)
+    image = rays * torch.tensor((1.0, -1.0, 1.0) * 2)
+    to = torch.cdist(rays.double(), image.double()).min(1)
+    if to.values.max() > 1e-3 or params["offset"][1]:
+        raise ConfigError(f"{label} must have rays that are symmetric to the robot's x-z plane")
+    return to.indices, torch.ones(len(rays))
 
 
 def _whole(word: str) -> str:

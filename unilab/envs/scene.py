@@ -161,6 +161,21 @@ class EntityScene:
         """Height of the ground at points of the world, m; 0 without a terrain."""
         return torch.zeros_like(x) if self.terrain is None else self.terrain.height(x, y)
 
+    def cast_rays(self, start: Tensor, direction: Tensor, exclude: Sequence[str] = ()) -> Tensor:
+        """Distances to the nearest geom along rays, ``[num_envs, rays]`` m; infinite for a miss.
+
+        On an accelerator it is one copy each way.
+
+        Args:
+            start, direction: ``[num_envs, rays, 3]``, m and unit vectors, world frame.
+            exclude: entities that the rays pass through.
+        """
+        roots = [self[name].cfg.root_body for name in exclude]
+        passed = frozenset().union(*(self._backend.subtree(root) for root in roots))
+        start, direction = torch.stack((start, direction)).cpu().double()
+        distance = self._backend.cast_rays(start, direction, passed)
+        return distance.to(self._device, torch.float32)
+
     def resolve(self, cfg: SceneEntityCfg) -> SceneEntityCfg:
         """Turn patterns of names into ids, and check the ids of the parameter."""
         entity, model = self[cfg.name], self._backend

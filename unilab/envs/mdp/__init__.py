@@ -13,6 +13,7 @@ from unilab.envs.mdp.events import *
 from unilab.envs.mdp.motion_command import *
 from unilab.envs.mdp.observations import *
 from unilab.envs.mdp.randomization import *
+from unilab.envs.mdp.rays import *
 from unilab.envs.mdp.rewards import *
 from unilab.envs.mdp.terminations import *
 from unilab.envs.mdp.tracking import *

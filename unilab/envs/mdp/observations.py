@@ -92,6 +92,13 @@ def height_scan(
 @cache
 def _scan_grid(ahead: float, across: float, resolution: float, device: torch.device) -> Tensor:
     """``[3, points]``: forward, left (m) and 1."""
+    with torch.inference_mode(False):  # cached, and used in either mode
+        x, y = grid_points(ahead, across, resolution)
+        return torch.stack((x, y, torch.ones_like(x))).to(device)
+
+
+def grid_points(ahead: float, across: float, resolution: float) -> tuple[Tensor, Tensor]:
+    """Forward and left (m) of the points of a grid, ``[points]`` each."""
     size = ahead, across
     cells = [round(length / resolution) for length in size]
     for length, n in zip(size, cells, strict=True):
@@ -102,13 +109,11 @@ def _scan_grid(ahead: float, across: float, resolution: float, device: torch.dev
             f"resolution must leave at most {_MOST_SCAN_POINTS} points of size {size}, got "
             f"{resolution} m"
         )
-    with torch.inference_mode(False):  # cached, and used in either mode
-        forward, left = (
-            (torch.arange(n + 1, dtype=torch.float32, device=device) - 0.5 * n) * resolution
-            for n in cells
-        )
-        y, x = torch.meshgrid(left, forward, indexing="ij")
-        return torch.stack((x.flatten(), y.flatten(), torch.ones_like(x.flatten())))
+    forward, left = (
+        (torch.arange(n + 1, dtype=torch.float32) - 0.5 * n) * resolution for n in cells
+    )
+    y, x = torch.meshgrid(left, forward, indexing="ij")
+    return x.flatten(), y.flatten()
 
 
 def joint_pos_rel(

@@ -131,10 +131,10 @@ def go2_getup() -> ManagerBasedRlEnvCfg:
         },
         rewards={
             "upright": RewardTermCfg(func=uprightness, weight=1.0),
-            "rising": RewardTermCfg(func=rising, weight=1.0),
-            "at_home": RewardTermCfg(func=at_home, weight=1.0, params={"std": 0.5}),
+            "rising": RewardTermCfg(func=rising, weight=2.0),
+            "at_home": RewardTermCfg(func=at_home, weight=2.0, params={"std": 0.7}),
             "joint_vel": RewardTermCfg(func=mdp.joint_vel_l2, weight=-5e-5),
-            "torques": RewardTermCfg(func=mdp.joint_torques_l2, weight=-5e-5),
+            "torques": RewardTermCfg(func=mdp.joint_torques_l2, weight=-2e-5),
             "action_rate": RewardTermCfg(func=mdp.action_rate_l2, weight=-0.01),
         },
         terminations={"time_out": TerminationTermCfg(func=mdp.time_out, time_out=True)},

@@ -102,6 +102,17 @@ def test_a_robot_in_the_reference_is_paid_fully_and_elsewhere_less() -> None:
         assert (paid["away"][name].max() < 0.9) == ("vel" not in name), name
 
 
+def test_falling_early_does_not_pay_while_actions_are_random() -> None:
+    env = ManagerBasedRlEnv(replace(g1_motion_tracking(), num_threads=1), num_envs=32, seed=0)
+    root, draw = env.reset(), torch.Generator().manual_seed(0)
+    paid = []
+    for _ in range(40):
+        action = torch.rand(env.action_spec.shape, generator=draw) - 0.5
+        step, root = env.step_and_maybe_reset(root.set("action", action))
+        paid.append(step["next", "reward"].mean() / env.step_dt)
+    assert torch.stack(paid).mean() > 0.5
+
+
 def test_bodies_are_compared_around_the_robots_own_anchor() -> None:
     env = track(pose_range=moved(x=3.0, y=-2.0, z=0.1, yaw=1.2))
     env.reset()
@@ -298,6 +309,11 @@ def test_deploy_observes_only_what_a_robot_measures() -> None:
     seen, left = (list(cfg.observations["obs"].terms) for cfg in (full, deploy))
     assert set(seen) - set(left) == {"motion_anchor_pos_b", "base_lin_vel"}
     assert deploy.observations["critic"] == full.observations["critic"]
+    told = track(1, deploy).deployment_metadata()
+    joints = list(STEPS.joint_names)
+    motion = {"motion_file": PATH.name, "anchor_body_name": "torso_link", "joint_names": joints}
+    assert told["commands"] == {"motion": motion}
+    assert told["joint_names"] == joints
 
 
 def test_view_has_the_reference_beside_the_robot() -> None:

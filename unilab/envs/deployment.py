@@ -47,6 +47,7 @@ def deployment_metadata(env: ManagerBasedRlEnv) -> dict[str, Any]:
     return {
         "control_period": env.step_dt,
         "observation_terms": [_term(env, name, width) for name, width in widths.items()],
+        "commands": {n: t.deployment_metadata() for n, t in env.command_manager.terms.items()},
         "joint_names": list(joints),
         "joint_units": [_UNITS["position", joint.type] for joint in joints.values()],
         "default_joint_pos": [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -72,6 +72,10 @@ class CommandTerm(ABC):
 
         The means over the steps of ended episodes are logged as ``Metrics/<command>/<name>``.
         """
+        return {}
+
+    def deployment_metadata(self) -> dict[str, Any]:
+        """What a robot's own program needs to give this command, as JSON values."""
         return {}
 
     def debug_draw(self, row: int) -> Sequence[Marker]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -297,6 +297,14 @@ class MotionCommand(CommandTerm):
             entropy = -(p * p.log()).sum() / math.log(max(2, len(p)))
             found["sampling_entropy"] = entropy.expand(self._env.num_envs)
         return found
+
+    def deployment_metadata(self) -> dict[str, Any]:
+        """The motion's file, its anchor, and the joints of the command's columns."""
+        return {
+            "motion_file": Path(self._cfg.motion_file).name,
+            "anchor_body_name": self._cfg.anchor_body_name,
+            "joint_names": list(self._entity.joint_names),
+        }
 
     def debug_draw(self, row: int) -> list[Marker]:
         """The reference as a transparent robot."""

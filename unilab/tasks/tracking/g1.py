@@ -121,7 +121,7 @@ def g1_motion_tracking() -> ManagerBasedRlEnvCfg:
                 weight=1.0,
                 params={"std": 3.14, **MOTION},
             ),
-            "action_rate": RewardTermCfg(func=mdp.action_rate_l2, weight=-0.5),
+            "action_rate": RewardTermCfg(func=mdp.action_rate_l2, weight=-0.05),
             "joint_limit": RewardTermCfg(func=mdp.joint_pos_limits, weight=-10.0),
             "self_collisions": RewardTermCfg(
                 func=mdp.self_collision_cost, weight=-1.0, params={"sensor_name": "self"}

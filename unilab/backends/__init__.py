@@ -8,5 +8,6 @@ from unilab.backends.conformance import assert_backend_conforms as assert_backen
 from unilab.errors import mujoco_imports
 
 with mujoco_imports():
+    from unilab.backends.mj_model import MjModelBackend as MjModelBackend
+    from unilab.backends.mj_model import put_on_height_field as put_on_height_field
     from unilab.backends.mujoco import MujocoBackend as MujocoBackend
-    from unilab.backends.mujoco import put_on_height_field as put_on_height_field

@@ -20,7 +20,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "unilab needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing the pinned packages into $(VENV): some minutes the first time"
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,export,plot,video,gym,dmc,rsl-rl,ray]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,export,plot,video,gym,dmc,rsl-rl,ray,mjwarp]'
 	touch $@
 
 train: $(VENV)/.installed

@@ -18,7 +18,7 @@ from functools import cache
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import unilab.tasks
 from unilab.checks import refuse_removed, replace, to_device, to_num_envs, to_seed
@@ -181,6 +181,7 @@ def factory(
     num_envs: int,
     device: str = "cpu",
     seed: int | None = None,
+    backend: Literal["mujoco", "mjwarp"] | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> EnvFactory:
     """A pickleable zero-argument function that builds the environment.
@@ -190,11 +191,15 @@ def factory(
     seed the collector.
 
     Args:
-        device: device of the terms.
+        device: device of the terms, and of MuJoCo Warp's physics.
         seed: of initial states, commands and noise; None: random.
+        backend: physics, as ``env.backend``; None: the config's, which is MuJoCo in all packaged
+            tasks.
         overrides: changes to the task's config; see :func:`config`.
     """
     num_envs, seed, device = to_num_envs(num_envs), to_seed(seed), str(to_device(device))
+    if backend is not None:
+        overrides = {**(overrides or {}), "backend": backend}
     return EnvFactory(config(name, overrides), num_envs, device, seed)
 
 
@@ -204,10 +209,12 @@ def make(
     num_envs: int = 1,
     device: str = "cpu",
     seed: int | None = None,
+    backend: Literal["mujoco", "mjwarp"] | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> TorchEnv:
     """Build a task's environment; see :func:`factory`."""
-    return factory(name, num_envs=num_envs, device=device, seed=seed, overrides=overrides)()
+    chosen: dict[str, Any] = {"backend": backend, "overrides": overrides}
+    return factory(name, num_envs=num_envs, device=device, seed=seed, **chosen)()
 
 
 def dims(name: str, overrides: Mapping[str, Any] | None = None) -> Dims:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from envs.tables import assert_bitwise_equal, drive
 from reference.accelerator import DEVICE
-from reference.carts import MASSES, TIMESTEP, AllAtOnce, Carts
+from reference.carts import MASSES, TIMESTEP, AllAtOnce, Carts, ResidentCarts
 
 from unilab.envs import (
     EntityCfg,
@@ -39,13 +39,19 @@ def load(env, env_ids):
     env.scene.write_field("body_mass", (torch.tensor([2]),), mass)
 
 
+SCATTER = {"position_range": (-0.3, 0.3), "velocity_range": (-0.2, 0.2), **ON_CARTS}
+EVENTS = {
+    "load": EventTermCfg(func=load, mode="startup"),
+    "scatter": EventTermCfg(func=mdp.reset_joints_by_offset, mode="reset", params=SCATTER),
+}
+
+
 def cfg(**changes):
     terms = {
         "pos": ObservationTermCfg(func=mdp.joint_pos_rel, params=ON_CARTS),
         "vel": ObservationTermCfg(func=mdp.joint_vel_rel, params=ON_CARTS),
         "gap": ObservationTermCfg(func=mdp.sensor_values, params={"sensor_names": ("gap",)}),
     }
-    scatter = {"position_range": (-0.3, 0.3), "velocity_range": (-0.2, 0.2), **ON_CARTS}
     default = ManagerBasedRlEnvCfg(
         scene=SCENE,
         decimation=2,
@@ -59,10 +65,7 @@ def cfg(**changes):
                 func=mdp.joint_pos_out_of_limit, params={"limit": 1.5, **ON_CARTS}
             ),
         },
-        events={
-            "load": EventTermCfg(func=load, mode="startup"),
-            "scatter": EventTermCfg(func=mdp.reset_joints_by_offset, mode="reset", params=scatter),
-        },
+        events=EVENTS,
     )
     return replace(default, **changes)
 
@@ -130,14 +133,43 @@ def test_physics_of_another_batch_size_is_refused():
         ManagerBasedRlEnv(cfg(), num_envs=4, backend=Carts(3))
 
 
-class Resident(Carts):
-    def tensor_execution(self):
-        return replace(super().tensor_execution(), kind="DEVICE_RESIDENT")
+def resident(**changes):
+    return carts(backend=ResidentCarts, device=DEVICE, **changes)
 
 
-def test_device_resident_physics_is_refused():
-    with pytest.raises(CapabilityError, match="Resident"):
-        carts(backend=Resident)
+def test_device_resident_physics_does_what_it_does_on_the_cpu_without_a_copy(accelerator):
+    env, plain = resident(events=EVENTS), carts(events=EVENTS)
+    root = env.reset()
+    actions = [plain.rand_action()["action"] for _ in range(40)]
+    done = 0
+    for action in actions:
+        root["action"] = action.to(DEVICE)
+        accelerator.clear()
+        data, root = env.step_and_maybe_reset(root)
+        assert accelerator.up == accelerator.down == []
+        done += int(data["next", "done"].sum())
+    assert env.scene.plan.transfers == 0
+    assert done > 4, "some steps with a reset of some rows"
+    there, here = plain.reset(), None
+    for action in actions:
+        there["action"] = action
+        here, there = plain.step_and_maybe_reset(there)
+    assert_bitwise_equal(data.cpu(), here)
+
+
+def test_c21_device_resident_physics_refuses_another_device(accelerator):
+    with pytest.raises(CapabilityError, match="ResidentCarts"):
+        carts(backend=ResidentCarts)
+
+
+def test_device_resident_physics_refuses_what_the_cpus_refuses(accelerator):
+    def far(env, env_ids):
+        env.scene["carts"].write_joint_state(
+            *torch.full((2, len(env_ids), 2), torch.inf).to(DEVICE)
+        )
+
+    with pytest.raises(NonFiniteError, match="qpos"):
+        resident(events={"far": EventTermCfg(func=far, mode="reset")}).reset()
 
 
 WEIGH = EventTermCfg(

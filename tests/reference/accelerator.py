@@ -145,6 +145,9 @@ class DeviceTensor(Tensor):
             return op.decompose(*args, **(kwargs or {}))
         return _run(op, args, kwargs or {})
 
+    def untyped_storage(self) -> Any:
+        return self.host.untyped_storage()
+
     def tolist(self) -> Any:
         return self.cpu().tolist()
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from reference.accelerator import DEVICE
 from unilab.backends import SimBackend, TensorCapabilities, TensorExecution
 from unilab.backends.base import ActuatorInfo, GeomInfo, JointInfo
 from unilab.errors import CapabilityError, ConfigError, did_you_mean
@@ -52,20 +53,23 @@ class Carts(SimBackend):
     default_qpos = torch.tensor([0.5, -0.5], dtype=torch.float64)
     default_ctrl = torch.tensor([0.25, 0.0], dtype=torch.float64)
 
+    device = torch.device("cpu")
+
     def __init__(self, num_envs: int) -> None:
         self.num_envs = num_envs
-        self._rows = torch.zeros(num_envs, 7, dtype=torch.float64)
+        self._rows = torch.zeros(num_envs, 7, dtype=torch.float64, device=self.device)
         columns = {"qpos": 2, "qvel": 2, "ctrl": 2, "time": 1}
         self._views = dict(zip(columns, self._rows.split([*columns.values()], 1), strict=True))
-        self._force = torch.zeros(num_envs, _NQ, dtype=torch.float64)
-        self._gap = torch.zeros(num_envs, 1, dtype=torch.float64)
-        self._mass = torch.tensor([0.0, 0.0, *MASSES]).double().repeat(num_envs, 1)
-        self._inverse = torch.zeros(num_envs, _NQ, dtype=torch.float64)
+        self._force = torch.zeros_like(self._views["qpos"])
+        self._gap = torch.zeros_like(self._views["time"])
+        mass = torch.tensor([0.0, 0.0, *MASSES], dtype=torch.float64)
+        self._mass = mass.repeat(num_envs, 1).to(self.device)
+        self._inverse = torch.zeros_like(self._force)
         self.set_const()
-        everyone = torch.arange(num_envs)
-        self.set_state_tensor(
-            everyone, self.default_qpos.expand(num_envs, -1), torch.zeros(num_envs, _NQ)
-        )
+        self._everyone = torch.arange(num_envs, device=self.device)
+        self._idle = self.default_ctrl.to(self.device)
+        home = self.default_qpos.repeat(num_envs, 1).to(self.device)
+        self.set_state_tensor(self._everyone, home, torch.zeros_like(home))
 
     def subtree(self, body: str) -> frozenset[str]:
         below = {"world": self.bodies, "frame": self.bodies[1:]}
@@ -96,7 +100,7 @@ class Carts(SimBackend):
         self._views["ctrl"].copy_(ctrl)
         for _ in range(nstep):
             self._substep()
-        self._sense(torch.arange(self.num_envs))
+        self._sense(self._everyone)
 
     def _substep(self) -> None:
         x, v, u, time = self._views.values()
@@ -123,9 +127,9 @@ class Carts(SimBackend):
         self._views["qpos"][rows] = qpos.double()
         self._views["qvel"][rows] = qvel.double()
         if reset:
-            self._views["ctrl"][rows] = self.default_ctrl
+            self._views["ctrl"][rows] = self._idle
             self._views["time"][rows] = 0.0
-            self._force[rows] = self.default_ctrl
+            self._force[rows] = self._idle
         self._sense(rows)
 
     def get_replay_state(self) -> Tensor:
@@ -151,7 +155,7 @@ class Carts(SimBackend):
         return self._mass
 
     def set_const(self, rows: Tensor | None = None) -> None:
-        rows = torch.arange(self.num_envs) if rows is None else rows
+        rows = torch.arange(self.num_envs, device=self.device) if rows is None else rows
         self._inverse[rows] = 1.0 / self._mass[rows, 2:]
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
@@ -168,6 +172,15 @@ class Carts(SimBackend):
     def close(self) -> None:
         self._views.clear()
         self.__dict__.pop("_rows", None)
+
+
+class ResidentCarts(Carts):
+    """Carts that live on the emulated accelerator."""
+
+    device = DEVICE
+
+    def tensor_execution(self) -> TensorExecution:
+        return TensorExecution(kind="DEVICE_RESIDENT", device=self.device)
 
 
 class AllAtOnce(Carts):

@@ -24,7 +24,8 @@ class TensorExecution:
     """Where physics runs and its state lives."""
 
     kind: Literal["HOST_BRIDGE", "DEVICE_RESIDENT"]
-    """HOST_BRIDGE: CPU physics, packed copies to an accelerator; DEVICE_RESIDENT: no host copy."""
+    """HOST_BRIDGE: CPU physics, packed copies to an accelerator; DEVICE_RESIDENT: physics on the
+    environment's device, no copies."""
     device: torch.device
     """Device of the state and sensor views."""
 
@@ -134,8 +135,9 @@ class ActuatorInfo:
 class HostBridgeTransferPlan:
     """A fixed packed layout between physics arrays and the runtime device.
 
-    A read gathers its columns into one packet, which goes to an accelerator in one copy. Blocks
-    that touch or overlap share packet columns and are copied as one.
+    A read gathers its columns into one packet, which goes to an accelerator in one copy; there is
+    none if physics is on the packet's device. Blocks that touch or overlap share packet columns and
+    are copied as one.
 
     Args:
         views: the physics views by source name, each ``[num_envs, k]``.
@@ -145,7 +147,7 @@ class HostBridgeTransferPlan:
     Attributes:
         columns: packet columns of each block, in the order of ``sources``.
         packet: ``[num_envs, width]`` float32; rewritten by every read.
-        transfers: host-to-device copies so far (0 on CPU).
+        transfers: host-to-device copies so far (0 where physics is).
         bytes: bytes of those copies.
     """
 
@@ -166,10 +168,12 @@ class HostBridgeTransferPlan:
         self._views = _joined([views[name][:, column : column + 1] for name, column in read])
         widths = [view.shape[1] for view in self._views]
         rows = self._views[0].shape[0] if self._views else 0
-        self._on_host = device.type == "cpu"
-        self._host = torch.zeros(rows, sum(widths), pin_memory=device.type == "cuda")
-        self._segments = self._host.split(widths, dim=1) if widths else ()
-        self.packet = self._host if self._on_host else self._host.to(device)
+        there = self._views[0].device if self._views else torch.device("cpu")
+        pinned = device.type == "cuda" and there.type == "cpu"
+        self._gathered = torch.zeros(rows, sum(widths), device=there, pin_memory=pinned)
+        self._segments = self._gathered.split(widths, dim=1) if widths else ()
+        self._resident = there.type == device.type
+        self.packet = self._gathered if self._resident else self._gathered.to(device)
         self.transfers = 0
         self.bytes = 0
 
@@ -177,16 +181,16 @@ class HostBridgeTransferPlan:
         """Update the packet from physics."""
         for segment, view in zip(self._segments, self._views, strict=True):
             segment.copy_(view)
-        if not self._on_host:
-            self._count(self._host)
-            self.packet.copy_(self._host, non_blocking=True)
+        if not self._resident:
+            self._count(self._gathered)
+            self.packet.copy_(self._gathered, non_blocking=True)
         return self.packet
 
     def read_rows(self, rows: Tensor, on_device: Tensor | None = None) -> Tensor:
         """Update rows ``[n]`` int64 of the packet from physics.
 
         Args:
-            rows: on the CPU.
+            rows: on the physics' device.
             on_device: the same on the packet's device; None copies them there.
         """
         selected = torch.cat([view.index_select(0, rows) for view in self._views], dim=1).float()
@@ -197,7 +201,7 @@ class HostBridgeTransferPlan:
 
     def _sent(self, value: Tensor) -> Tensor:
         """``value`` on the packet's device."""
-        if self._on_host:
+        if self._resident:
             return value
         self._count(value)
         return value.to(self.packet.device)
@@ -295,7 +299,8 @@ class SimBackend(ABC):
         An error of the simulator is an EnvFaultedError that names its rows.
 
         Args:
-            ctrl: ``[num_envs, nu]``, held for all substeps; a ``ctrl`` view shows them unclamped.
+            ctrl: ``[num_envs, nu]`` on the physics' device, held for all substeps; a ``ctrl`` view
+                shows them unclamped.
             nstep: physics substeps.
         """
 
@@ -306,7 +311,7 @@ class SimBackend(ABC):
         """Write the state of some environments; sensors are current with it.
 
         Args:
-            rows: ``[n]`` int64, unique.
+            rows: ``[n]`` int64, unique; all on the physics' device.
             qpos, qvel: ``[n, nq]`` and ``[n, nv]``.
             reset: also reset time, warm start, activations and controls, for a new episode.
         """

@@ -83,7 +83,9 @@ def _clause(check: Callable[[_Maker], None]) -> Callable[[_Maker], None]:
 def metadata_matches_the_views(make: _Maker) -> None:
     backend = make()
     capabilities, execution = backend.get_tensor_capabilities(), backend.tensor_execution()
-    assert (execution.kind, execution.device) == ("HOST_BRIDGE", CPU), f"{execution}"
+    there = {view.device for view in _views(backend).values()}
+    assert there == {execution.device}, f"{execution}, but its views are on {there}"
+    assert execution.kind == "DEVICE_RESIDENT" or execution.device == CPU, f"{execution}"
     assert backend.num_envs == N, f"num_envs is {backend.num_envs}, not {N}"
     shapes = {name: tuple(view.shape) for name, view in _views(backend).items()}
     told = {**capabilities.state_fields}

@@ -45,7 +45,7 @@ class MjModelBackend(SimBackend):
         sensor_columns: columns of ``sensordata`` by sensor.
     """
 
-    model_fields: ClassVar[frozenset[str]]
+    model_fields: frozenset[str]
     """Model fields that may differ between environments."""
     derived_from: ClassVar[frozenset[str]]
     """Model fields that others are computed from."""

@@ -109,6 +109,9 @@ def _parser() -> argparse.ArgumentParser:
     play.add_argument("--seed", type=int, default=0, help="seed of the environment (0)")
     play.add_argument("--seconds", type=float, help="length of an episode (default: the run's)")
     play.add_argument(
+        "--backend", choices=["mujoco", "mjwarp"], help="physics (default: the run's)"
+    )
+    play.add_argument(
         "--policy", type=_path, metavar="FILE", help="play an exported .onnx file instead"
     )
     play.add_argument(

@@ -50,6 +50,7 @@ def play_run(
     robots: int = 4,
     seed: int = 0,
     seconds: float | None = None,
+    backend: str | None = None,
     policy: str | Path | None = None,
     video: str | Path | None = None,
     size: tuple[int, int] = (1280, 720),
@@ -62,13 +63,15 @@ def play_run(
     Args:
         run: the run's folder, or one of its checkpoints.
         seconds: length of an episode; the run's own by default.
+        backend: physics, as ``env.backend``; the run's own by default.
         policy: an exported file to play in place of the checkpoint.
         video: an mp4 file to write, of ``size`` pixels.
         viewer: open MuJoCo's viewer on the first robot and play until it is closed.
     """
     task = TrainedTask.of(run)
     chosen, widths = _trained(task) if policy is None else _exported(policy, task)
-    overrides = {} if seconds is None else {"episode_length_s": seconds}
+    given = {"episode_length_s": seconds, "backend": backend}
+    overrides = {name: value for name, value in given.items() if value is not None}
     env = task.make_env(num_envs=robots, seed=seed, overrides=overrides)
     played = str(policy if policy is not None else task.path)
     with contextlib.ExitStack() as stack:

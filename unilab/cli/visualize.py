@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import mujoco
 import torch
 
-from unilab.backends import MujocoBackend
+from unilab.backends import MjModelBackend
 from unilab.cli.runs import RobotEnv
 from unilab.envs import CommandTerm, ManagerBasedRlEnv, mdp
 from unilab.errors import CapabilityError
@@ -20,7 +20,7 @@ from unilab.record.renderer import View, draw_markers, follow_root
 
 def mj_model(env: RobotEnv) -> mujoco.MjModel:
     """The MuJoCo model of an environment."""
-    if not isinstance(env.backend, MujocoBackend):
+    if not isinstance(env.backend, MjModelBackend):
         raise CapabilityError(
             f"MuJoCo draws pictures, but this task runs on {type(env.backend).__name__}: "
             "play it without --video and --viewer"
@@ -35,7 +35,7 @@ def views(env: RobotEnv, rows: int) -> list[View]:
     in m/s, yaw in rad/s), the errors of other commands, and on a terrain the kind and the level of
     the tile where the robot started.
     """
-    qpos = env.backend.get_state_views()["qpos"][:rows]
+    qpos = env.backend.get_state_views()["qpos"][:rows].cpu()
     titles = [
         [f"robot {i}   {seconds:.1f} s"]
         for i, seconds in enumerate((env.episode_length[:rows] * env.step_dt).tolist())

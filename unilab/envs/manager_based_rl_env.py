@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -69,8 +69,11 @@ class ManagerBasedRlEnvCfg:
     across environments."""
     nan_guard: NanGuardCfg | None = None
     """Folder for the last states of rows that become non-finite; None keeps nothing."""
+    backend: Literal["mujoco", "mjwarp"] = "mujoco"
+    """Physics: MuJoCo on CPU threads, or MuJoCo Warp on the environment's device, which needs
+    ``unilab-torchrl[mjwarp]``."""
     num_threads: int = 0
-    """Physics threads; 0 uses all cores."""
+    """Physics threads of MuJoCo; 0 uses all cores."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -90,7 +93,7 @@ class ManagerBasedRlEnv(TorchEnv):
     Construction calls every term once: its output is checked, and the scene records what it reads.
     Observations and recorders are built last, so other terms cannot use their managers by then.
 
-    ``backend`` replaces MuJoCo on ``cfg.scene.model``. Its ground, contact sensors and motors must
+    ``backend`` replaces physics on ``cfg.scene.model``. Its ground, contact sensors and motors must
     be those of ``cfg.scene``.
     """
 
@@ -115,9 +118,8 @@ class ManagerBasedRlEnv(TorchEnv):
             terrain = Terrain(cfg.scene.terrain, to_num_envs(num_envs), to_device(device))
         if backend is None:
             ground = None if terrain is None else terrain.generated
-            model, keyframe = scene_model(cfg.scene, ground), cfg.scene.keyframe
-            backend = MujocoBackend(model, num_envs, num_threads=cfg.num_threads, keyframe=keyframe)
-        _check_backend(backend, num_envs)
+            backend = _make_backend(cfg, scene_model(cfg.scene, ground), num_envs, device)
+        _check_backend(backend, num_envs, to_device(device))
         check_ground(terrain, backend)
         staggered = cfg.init_at_random_ep_len
         super().__init__(num_envs=num_envs, device=device, seed=seed, staggered=staggered)
@@ -212,7 +214,7 @@ class ManagerBasedRlEnv(TorchEnv):
             self.recorder_manager.pre_step()
         if self._guard is not None:
             self._guard.record(action, ctrl)
-        self.backend.step_tensor(ctrl.cpu(), self.cfg.decimation)
+        self.backend.step_tensor(ctrl.to(self.scene.physics), self.cfg.decimation)
         if self._guard is not None:
             self._guard.record_after()
         self.scene.read()
@@ -391,14 +393,25 @@ class ManagerBasedRlEnv(TorchEnv):
         return "\n".join(map(str, (*ground, *managers)))
 
 
-def _check_backend(backend: SimBackend, num_envs: int) -> None:
-    name = type(backend).__name__
+def _make_backend(
+    cfg: ManagerBasedRlEnvCfg, model: Any, num_envs: int, device: torch.device | str
+) -> SimBackend:
+    if cfg.backend == "mjwarp":
+        from unilab.backends.mjwarp import MjWarpBackend  # which imports Warp
+
+        return MjWarpBackend(model, num_envs, device=device, keyframe=cfg.scene.keyframe)
+    return MujocoBackend(model, num_envs, num_threads=cfg.num_threads, keyframe=cfg.scene.keyframe)
+
+
+def _check_backend(backend: SimBackend, num_envs: int, device: torch.device) -> None:
+    name, execution = type(backend).__name__, backend.tensor_execution()
     if backend.num_envs != num_envs:
         raise ConfigError(f"num_envs must be {backend.num_envs}, as in {name}, got {num_envs}")
-    if backend.tensor_execution().kind != "HOST_BRIDGE":
+    there = execution.device
+    same = device.type == there.type and device.index in (None, there.index)
+    if execution.kind == "DEVICE_RESIDENT" and not same:
         raise CapabilityError(
-            f"{name} keeps its physics on {backend.tensor_execution().device}: environments run "
-            "HOST_BRIDGE backends"
+            f"device must be {str(there)!r}, where {name} keeps its physics, got {str(device)!r}"
         )
     if not backend.get_tensor_capabilities().selected_row_reset:
         raise CapabilityError(f"{name} cannot reset single environments, which episodes need")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from unilab.backends import MujocoBackend
+from unilab.backends import MjModelBackend, MujocoBackend
 from unilab.envs.mirror import Columns, TaskMirror, reflected
 from unilab.envs.scene_model import scene_model, with_constant_lags
 from unilab.envs.torch_env import TorchEnv
@@ -40,9 +40,9 @@ def checked_mirror(env: TorchEnv) -> dict[str, Columns]:
             "and right parts in its configuration, such as mirror={'left': 'right'}"
         )
     backend = getattr(env, "backend", None)
-    if not isinstance(backend, MujocoBackend):
+    if not isinstance(backend, MjModelBackend):
         raise CapabilityError(
-            f"a mirror can be checked with MujocoBackend only, got {type(backend).__name__}: use "
+            f"a mirror can be checked with a MuJoCo model only, got {type(backend).__name__}: use "
             "env.mirror, which checks names, axes and home pose"
         )
     cfg: ManagerBasedRlEnvCfg = env.cfg

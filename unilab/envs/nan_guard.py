@@ -48,7 +48,7 @@ class _Overwritten:
         self._write.target[self.rows] = self.values[self.rows]
         self.values[self.rows] = now
         if self._write.derives and self.rows.any():
-            backend.set_const(self.rows.nonzero().flatten().cpu())
+            backend.set_const(self.rows.nonzero().flatten())
 
 
 class NanGuard:
@@ -110,11 +110,11 @@ class NanGuard:
             "nstep": nstep,
             "rows": rows,
             "fields": self._fields(),
-            "states": self._states[order][:, rows].clone(),
+            "states": self._states[order][:, rows].cpu(),
             "actions": self._actions[order][:, rows].cpu(),
             "ctrls": self._ctrls[order][:, rows].cpu(),
-            "after": self._after[rows].clone(),
-            "last": self._state[rows].clone(),
+            "after": self._after[rows].cpu(),
+            "last": self._state[rows].cpu(),
             "models": [torch.frombuffer(model, dtype=torch.uint8) for model in models],
         }
         folder = self.parent / self._cfg.output_dir

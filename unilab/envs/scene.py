@@ -86,6 +86,8 @@ class EntityScene:
         """The ground; None: the plane at height 0."""
         self._backend = backend
         self._device = device
+        self.physics = backend.tensor_execution().device
+        """Device of physics."""
         self._declared: dict[Read, None] = {}
         self._recorded: dict[Read, None] | None = None
         self._dry_plans: dict[Read, HostBridgeTransferPlan] = {}
@@ -137,8 +139,8 @@ class EntityScene:
         self.diverged = torch.zeros(backend.num_envs, dtype=torch.bool, device=device)
         """``[num_envs]``, rows whose physics diverged in the last step."""
         self.wrenches: Tensor | None = None
-        """``[num_envs, bodies of the model, 7]`` on the CPU, forces and torques on bodies with the
-        control steps that they still last; None: no event writes any."""
+        """``[num_envs, bodies of the model, 7]`` on the physics' device, forces and torques on
+        bodies with the control steps that they still last; None: no event writes any."""
         self.before_write: Callable[[StagedWrite, Tensor], None] | None = None
         """Called with every write to a model parameter and its rows, before the write."""
 
@@ -404,7 +406,8 @@ class EntityScene:
             self._backend.get_tensor_capabilities().require("xfrc_applied")
             with torch.inference_mode(False):
                 n, bodies = self._backend.num_envs, len(self._backend.bodies)
-                self.wrenches = torch.zeros(n, bodies, 7, dtype=torch.float64)
+                acting = self._backend.get_state_views()["xfrc_applied"]
+                self.wrenches = acting.new_zeros(n, bodies, 7)
         value = torch.cat((force, torque, steps.unsqueeze(2)), 2)
         write = StagedWrite(self.wrenches, (body_ids,), value, "external wrench", False, False)
         self.staged.stage(write)
@@ -426,15 +429,15 @@ class EntityScene:
                     root = qpos[:, entity.root_joint.qpos]
                     root[:, :3] = self.terrain.place(root[:, :3].float(), rows)
         qvel = qpos.new_zeros(rows.shape[0], self._backend.get_state_views()["qvel"].shape[1])
-        self._staged = Transaction(rows, self._read_state, home=(qpos, qvel))
+        self._staged = Transaction(rows, self.physics, self._read_state, home=(qpos, qvel))
 
     def stage_current(self, rows: Tensor) -> None:
         """Open a transaction on the current state, for a push."""
-        self._staged = Transaction(rows, self._read_state, home=None)
+        self._staged = Transaction(rows, self.physics, self._read_state, home=None)
 
     def _read_state(self, rows: Tensor) -> State:
         views = self._backend.get_state_views()
-        return views["qpos"][rows], views["qvel"][rows]
+        return views["qpos"][rows].double(), views["qvel"][rows].double()
 
     @property
     def staged(self) -> Transaction:
@@ -454,7 +457,8 @@ class EntityScene:
         if self.wrenches is not None and staged.reset:
             self.wrenches[payload.rows] = 0.0
         for write in payload.writes:
-            rows = payload.rows if write.target.device.type == "cpu" else staged.rows
+            here = write.target.device.type == payload.rows.device.type
+            rows = payload.rows if here else staged.rows
             if self.before_write is not None:
                 self.before_write(write, rows)
             write.commit(rows)

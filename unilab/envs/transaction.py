@@ -38,12 +38,12 @@ class StagedWrite:
 
 @dataclass(frozen=True)
 class Payload:
-    """A transaction that has been checked, on the CPU."""
+    """A transaction that has been checked, on the physics' device."""
 
     rows: Tensor
     state: State
     writes: list[StagedWrite]
-    """Those to tensors on an accelerator are on it."""
+    """Each on its target's device."""
     changes_state: bool
     """Whether the state must be written, or computed again."""
 
@@ -51,12 +51,13 @@ class Payload:
 class Transaction:
     """Rows to write and their new values: staged and checked whole, then written once.
 
-    Terms stage tensors of the environment's device. :meth:`validate` copies all that goes to the
-    CPU in one piece.
+    Terms stage tensors of the environment's device. :meth:`validate` copies all that goes to
+    physics on the CPU in one piece.
 
     Args:
         rows: ``[n]`` int64.
-        read: reads the current state of rows on the CPU.
+        physics: the physics' device, the rows' own or the CPU.
+        read: reads the current state of rows, on the physics' device.
         home: the state that new episodes start from; None stages the current state, which is read
             when a term asks for it.
     """
@@ -65,9 +66,15 @@ class Transaction:
     """What :meth:`validate` checked last."""
 
     def __init__(
-        self, rows: Tensor, read: Callable[[Tensor], State], *, home: State | None
+        self,
+        rows: Tensor,
+        physics: torch.device,
+        read: Callable[[Tensor], State],
+        *,
+        home: State | None,
     ) -> None:
         self.rows = rows
+        self._physics = physics
         self.reset = home is not None
         """Whether new episodes begin."""
         self._read = read
@@ -86,8 +93,8 @@ class Transaction:
 
     def _staged_state(self) -> State:
         if self._state is None:
-            qpos, qvel = self._read(self.rows.cpu())
-            if self.rows.device.type != "cpu":
+            qpos, qvel = self._read(self.rows.to(self._physics))
+            if self.rows.device.type != self._physics.type:
                 packed = torch.cat((qpos, qvel), 1).to(self.rows.device)
                 qpos, qvel = packed.tensor_split((qpos.shape[1],), 1)
             self._state = qpos, qvel
@@ -107,28 +114,48 @@ class Transaction:
         staged = [self.rows, *(self._state or ())]
         for write in self._writes:
             staged += [write.value, *(i for i in write.index if isinstance(i, Tensor))]
-        on_host = iter(_on_host(staged))
-        rows = next(on_host)
-        state = (next(on_host), next(on_host)) if self._state else self._read(rows)
-        values, writes = [], []
+        resident = self._physics.type == self.rows.device.type
+        there = iter(staged if resident else _on_host(staged))
+        rows = next(there)
+        state = (next(there), next(there)) if self._state else self._read(rows)
+        moved, writes = [], []
         for write in self._writes:
-            value = next(on_host)
-            index = tuple(next(on_host) if isinstance(i, Tensor) else i for i in write.index)
-            here = replace(write, index=index, value=value)
-            if not _in_range(here):
-                raise _misfit(here)
-            values.append((write.what, value))
-            writes.append(here if write.target.device.type == "cpu" else write)
-        named = zip(("state (qpos)", "state (qvel)"), state, strict=True)
-        for what, value in (*values, *named):
-            if not is_finite(value):
-                bad = rows[bad_rows(value)].tolist()
-                raise NonFiniteError(
-                    f"{writer} staged non-finite {what} for rows {bad}: nothing was written", bad
-                )
-        moved = self.reset or self._state is not None
-        changes_state = moved or any(write.changes_state for write in writes)
+            value = next(there)
+            index = tuple(next(there) if isinstance(i, Tensor) else i for i in write.index)
+            moved.append(replace(write, index=index, value=value))
+            here = write.target.device.type == rows.device.type
+            writes.append(moved[-1] if here else write)
+        if rows.device.type == "cpu" or not _all_good(moved, state):
+            _check(moved, state, rows, writer)
+        changes_state = self.reset or self._state is not None
+        changes_state = changes_state or any(write.changes_state for write in writes)
         self.payload = Payload(rows, state, writes, changes_state)
+
+
+def _check(writes: Sequence[StagedWrite], state: State, rows: Tensor, writer: str) -> None:
+    for write in writes:
+        if not _in_range(write):
+            raise _misfit(write)
+    named = zip(("state (qpos)", "state (qvel)"), state, strict=True)
+    for what, value in (*((write.what, write.value) for write in writes), *named):
+        if not is_finite(value):
+            bad = rows[bad_rows(value)].tolist()
+            raise NonFiniteError(
+                f"{writer} staged non-finite {what} for rows {bad}: nothing was written", bad
+            )
+
+
+def _all_good(writes: Sequence[StagedWrite], state: State) -> bool:
+    """Whether :func:`_check` would pass, with one wait for the device."""
+    good = [value.isfinite().all() for value in (*(write.value for write in writes), *state)]
+    for write in writes:
+        for size, index in zip(write.target.shape[1:], write.index, strict=False):
+            if isinstance(index, Tensor):
+                good.append(((index >= -size) & (index < size)).all())
+            elif not -size <= index < size:
+                return False
+    # Terms may have made some of them on the CPU.
+    return bool(torch.stack([each.to(state[0].device) for each in good]).all())
 
 
 def _on_host(tensors: Sequence[Tensor]) -> list[Tensor]:

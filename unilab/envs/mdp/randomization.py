@@ -186,8 +186,9 @@ def randomize_rigid_body_com(
     env.scene.write_field("body_ipos", (ids,), moved)
     # MuJoCo's short cuts for bodies whose centre of mass is their origin no longer hold.
     for name in ("body_sameframe", "body_simple", "dof_simplenum"):
-        everything = torch.arange(env.scene.nominal(name).shape[0])
-        env.scene.write_field(name, (everything,), torch.zeros(env_ids.shape[0], len(everything)))
+        everything = torch.arange(env.scene.nominal(name).shape[0], device=env.scene.physics)
+        none = everything.new_zeros(env_ids.shape[0], len(everything))
+        env.scene.write_field(name, (everything,), none)
 
 
 @writes("geom_friction", of=("geom", "body"))

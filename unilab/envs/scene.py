@@ -365,7 +365,9 @@ class EntityScene:
         """Let a model parameter differ between environments, for a term that writes it."""
         if name not in self._fields:
             self._fields[name] = self._backend.expand(name)
-            self._nominal[name] = self._fields[name][0].to(self._device, copy=True)
+            nominal = self._fields[name][0].to(self._device, copy=True)
+            # In float64 also where physics is not, so that a seed draws the same everywhere.
+            self._nominal[name] = nominal.double() if nominal.is_floating_point() else nominal
 
     def nominal(self, name: str) -> Tensor:
         """A declared model parameter with the model file's values, without a row dimension, on the

@@ -41,10 +41,7 @@ _STATE = (
     *("time", "qpos", "qvel", "act", "history", "plastic", "qacc_warmstart", "ctrl"),
     *("qfrc_applied", "xfrc_applied", "mocap_pos", "mocap_quat"),
 )
-_LOST = (
-    *("NEFC", "NJMAX_NNZ", "BROADPHASE", "NARROWPHASE", "CONTACT_MATCH"),
-    *("HFIELD", "CCD"),
-)
+_LOST = ("NEFC", "NJMAX_NNZ", "BROADPHASE", "NARROWPHASE", "CONTACT_MATCH")
 """Overflows by which Warp loses contacts or constraints."""
 # Model fields that Warp's set_const reads, and those that it writes.
 _LAST_SUBSTEP = ("qfrc_actuator", "actuator_force", "sensordata")
@@ -268,9 +265,7 @@ class MjWarpBackend(MjModelBackend):
             ) from error
         overflows = mjw.OverflowType
         self._lost = int(sum(overflows[name] for name in _LOST))
-        model.opt.warn_overflow = self._lost
-        # Of what Warp can add in any order, such as forces of contacts; it costs some speed.
-        model.opt.deterministic = mjw.DeterminismType.NONE
+        model.opt.warn_overflow = self._lost  # and not of solvers that stop at their iterations
         return model, data
 
     def _one_block(self) -> Tensor:

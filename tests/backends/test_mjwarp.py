@@ -11,9 +11,11 @@ import pytest
 import torch
 from backends.conftest import RIG
 from envs.tables import assert_bitwise_equal, drive
+from reference.runs import tiny_run
 
 import unilab
 from unilab.backends import MujocoBackend, assert_backend_conforms
+from unilab.cli.play import play_run
 from unilab.errors import CapabilityError
 from unilab.tasks.classic.pendulum_swingup import pendulum_swingup
 
@@ -176,3 +178,14 @@ def test_neither_a_step_nor_a_reset_goes_over_numpy(warp, monkeypatch):
         data, root = env.step_and_maybe_reset(env.rand_action(root))
         done += int(data["next", "done"].sum())
     assert done >= N
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trained", ["mujoco", "mjwarp"])
+def test_checkpoint_of_one_backend_plays_on_the_other(warp, tmp_path, trained):
+    run = tiny_run(tmp_path, "pendulum_swingup", f"env.backend={trained}")
+    here, there = (
+        [episode.total for episode in play_run(run, robots=2, seconds=1.0, backend=backend)]
+        for backend in ("mujoco", "mjwarp")
+    )
+    assert here == pytest.approx(there, abs=1e-3)

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from unilab import cli, registry
+from unilab.conf import compose
 from unilab.record import ProgressCsv, RunFolder
 
 
@@ -98,3 +99,16 @@ def test_output_that_cannot_be_written_ends_a_command_without_a_traceback(argume
     done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr.count("\n")) == (code, code == 2)
     os.close(theirs)
+
+
+@pytest.mark.parametrize("task", ["go2_velocity_flat", "cartpole_swingup"])
+def test_show_prints_keys_that_the_command_line_takes_back(task, capsys):
+    assert cli.main(["show", task, "--all"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"{task}: {registry.describe(task)}")
+    keys = [line.partition("  # ")[0].strip() for line in out.splitlines() if " env." in line]
+    assert "env.decimation=" in out
+    cfg = compose([f"task={task}", *keys])
+    assert registry.config(task, cfg.env) == registry.config(task)
+    assert cli.main(["show", task]) == 0
+    assert capsys.readouterr().out.count(" env.") < len(keys)

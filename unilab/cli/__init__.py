@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,12 @@ def _list() -> None:
         print(f"{name:{width}}  {registry.describe(name)}{hint}")
 
 
+def _show(**options: Any) -> None:
+    from unilab.cli.show import show_task
+
+    show_task(**options)
+
+
 def _play(**options: Any) -> None:
     from unilab.cli.play import play_run
 
@@ -92,6 +99,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="unilab", description="Robot reinforcement learning on TorchRL primitives."
     )
+    version = f"unilab {metadata.version('unilab-torchrl')}"
+    parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     commands.add_parser(
         "train",
@@ -100,6 +109,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     listed = commands.add_parser("list", help="show the tasks")
     listed.set_defaults(run_command=_list)
+
+    show = commands.add_parser("show", help="show a task's terms and the keys that change them")
+    show.set_defaults(run_command=_show)
+    show.add_argument("task", help="a name that `unilab list` shows")
+    show.add_argument(
+        "--all", dest="all_keys", action="store_true", help="also keys that terms leave as they are"
+    )
 
     run_help = "the run's folder, or one of its checkpoints"
     play = commands.add_parser("play", help="play a run's policy and show its rewards")

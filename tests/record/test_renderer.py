@@ -100,6 +100,14 @@ def test_ground_near_the_robot_is_drawn_wherever_it_is(draw):
 
 
 @needs_opengl
+def test_a_height_field_that_no_geom_uses_is_not_drawn(draw):
+    field = '<asset><hfield name="unused" nrow="4" ncol="4" size="1 1 1 1"/></asset></mujoco>'
+    model = mujoco.MjModel.from_xml_string(BALL_XML.replace("</mujoco>", field))
+    frame = draw(model, [View(np.array([0, 0, 1, 1, 0, 0, 0.0]))]).astype(int)
+    assert ((frame[..., 0] - frame[..., 1]) > 60).sum() > 100
+
+
+@needs_opengl
 def test_a_model_without_a_camera_is_followed(draw):
     model = mujoco.MjModel.from_xml_string(BALL_XML)
     for x in (0.0, 30.0):

@@ -69,7 +69,8 @@ class TiledRenderer:
         if _renders_on_cpu():
             quality.offsamples = 0
             quality.shadowsize = min(quality.shadowsize, 1024)
-        self._ground = _Ground(self._model) if self._model.nhfield else None
+        fields = self._model.geom_type == int(mujoco.mjtGeom.mjGEOM_HFIELD)
+        self._ground = _Ground(self._model) if fields.any() else None
         self._data = mujoco.MjData(self._model)
         self._scene = mujoco.MjvScene(self._model, maxgeom=2 * self._model.ngeom + 1000)
         self._option = mujoco.MjvOption()

@@ -86,10 +86,10 @@ def test_c21_a_device_that_is_not_there_is_refused(warp):
 
 @pytest.mark.slow
 def test_more_contacts_than_fit_are_nan_in_the_rows_that_have_them(warp, monkeypatch):
-    monkeypatch.setattr("unilab.backends.mjwarp._rows_of_constraints", lambda *_: 6)
+    monkeypatch.setattr("unilab.backends.mjwarp._rows_of_constraints", lambda *_: 3)
     backend = warp(rig(), 2, keyframe="home")
     still = backend.get_state_views()["qpos"].clone()
-    still[0, 2] = 0.09  # the ball is in the floor: four rows, with equality and friction
+    still[0, 2] = 0.09  # the ball is in the floor: four rows, beside one of the equality
     rows = torch.arange(2)
     backend.set_state_tensor(rows, still.double(), torch.zeros(2, 9).double())
     backend.step_tensor(backend.default_ctrl.float().repeat(2, 1), 1)
@@ -117,6 +117,7 @@ def ends(backend, field=None):
         backend.set_const()
     home, moving = backend.default_qpos.repeat(N, 1), torch.ones(N, 9).double()
     home[:, 0] = torch.arange(N) * 0.1
+    home[:, 2], moving[:, 2] = 0.1, 0.0  # the ball slides on the floor
     backend.set_state_tensor(torch.arange(N), home, moving)
     for _ in range(25):
         backend.step_tensor(0.5 + backend.default_ctrl.float().repeat(N, 1), 2)
@@ -134,7 +135,7 @@ def test_model_field_does_what_it_does_in_mujoco(warp, field):
     assert (varied - plain).abs().max() > 0.02
 
 
-TOLERANCE = {"pendulum_swingup": 1e-4, "cartpole_swingup": 1e-4, "go2_velocity_flat": 2e-2}
+TOLERANCE = {"pendulum_swingup": 1e-5, "cartpole_swingup": 1e-5, "go2_velocity_flat": 1e-4}
 """Of qpos after 20 control steps, rad and m."""
 
 

@@ -57,6 +57,16 @@ def test_adapters_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert names["runner"].alg.critic.obs_dim == 49
 
 
+def test_motion_page_runs_and_describes_the_files_arrays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    saved = run_page("guide/motion_tracking.md")["motion"]
+    arrays = [name for row in rows("guide/motion_tracking.md") for name in row[0].split("`, `")]
+    assert {field.name for field in fields(saved)} <= {name.strip("`") for name in arrays}
+    assert (tmp_path / "swing.npz").is_file()
+
+
 def test_terrain_page_runs_and_its_kinds_have_the_ranges_that_it_names() -> None:
     names = run_page("guide/terrain.md")
 

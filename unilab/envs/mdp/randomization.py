@@ -267,7 +267,10 @@ class randomize_actuator_gains(ManagerTermBase):
         bad = [
             a.name
             for a, gain in zip(chosen, held, strict=True)
-            if not a.stiffness == a.gain == gain or not gain or a.bias
+            if a.stiffness != a.gain
+            or not math.isclose(a.gain, gain, rel_tol=1e-6)  # physics may keep it in float32
+            or not gain
+            or a.bias
         ]
         if bad:
             raise CapabilityError(

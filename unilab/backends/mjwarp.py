@@ -112,7 +112,7 @@ class MjWarpBackend(MjModelBackend):
             self.model_fields = self.model_fields - {"body_ipos", "body_iquat"}
         self.device = _exact(to_device(device))
         wp.init()
-        if not any(Path(wp.config.kernel_cache_dir).glob("*")):
+        if not any(Path(wp.config.kernel_cache_dir or "").glob("*")):
             _logger.warning(
                 "MuJoCo Warp compiles its kernels, which takes minutes the first time: it keeps "
                 "them in %s",
@@ -350,7 +350,7 @@ def _kept(written: Tensor, tensors: list[Tensor]) -> Iterator[None]:
 
 def _array(tensor: Tensor, dtype: Any) -> Any:
     """Warp's array on a tensor's memory, with a row for each environment."""
-    array = wp.from_torch(tensor, dtype=dtype)
+    array: Any = wp.from_torch(tensor, dtype=dtype)
     array._is_batched = True
     return array
 

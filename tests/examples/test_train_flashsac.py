@@ -121,7 +121,7 @@ CUSTOM = "algo.algo_params.actor_config.builder=reference.actors:PlainActor"
         ([CUSTOM, "algo.algo_params.actor_normalize_parameters=false"], "actor_normalize"),
         (["env.decimate=4"], r"'decimate'.*decimation"),
         (["algo.algo_params.tau=2.0"], "tau"),
-        (["algo.symmetry=true"], "mirror"),
+        (["algo.symmetry=true"], r"mirror .*algo\.symmetry=false"),
     ],
 )
 def test_setting_that_cannot_train_is_refused_before_the_run_has_a_folder(

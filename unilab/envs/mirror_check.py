@@ -33,6 +33,13 @@ def checked_mirror(env: TorchEnv) -> dict[str, Columns]:
     mirrored random actions for a few steps. Joints must move alike, and observations, rewards and
     terminations agree. A ConfigError names the joint or the term that does not.
     """
+    try:
+        return _checked(env)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; or train without it, with algo.symmetry=false") from error
+
+
+def _checked(env: TorchEnv) -> dict[str, Columns]:
     mirror = env.mirror
     if mirror is None:
         raise ConfigError(

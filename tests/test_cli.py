@@ -101,12 +101,12 @@ def test_output_that_cannot_be_written_ends_a_command_without_a_traceback(argume
     os.close(theirs)
 
 
-@pytest.mark.parametrize("task", ["go2_velocity_flat", "cartpole_swingup"])
+@pytest.mark.parametrize("task", ["go2_velocity_flat", "cartpole_swingup", "g1_motion_tracking"])
 def test_show_prints_keys_that_the_command_line_takes_back(task, capsys):
     assert cli.main(["show", task, "--all"]) == 0
     out = capsys.readouterr().out
     assert out.startswith(f"{task}: {registry.describe(task)}")
-    keys = [line.partition("  # ")[0].strip() for line in out.splitlines() if " env." in line]
+    keys = [line.partition("  # ")[0].strip() for line in out.splitlines() if line[:6] == "  env."]
     assert "env.decimation=" in out
     cfg = compose([f"task={task}", *keys])
     assert registry.config(task, cfg.env) == registry.config(task)

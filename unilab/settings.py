@@ -50,7 +50,8 @@ class OffPolicyCfg:
         if self.total_frames <= self.learning_starts:
             raise ConfigError(
                 f"total_frames must be more than learning_starts={self.learning_starts}, got "
-                f"{self.total_frames}: the run would end before its first update"
+                f"{self.total_frames}: the run would end before its first update; a short trial "
+                "needs a smaller learning_starts, too"
             )
         needed = max(self.learning_starts, self.n_step * self.num_envs)
         if self.replay_capacity < needed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from unilab import registry
+
+_WORD = re.compile(r"[\w-]+")
 
 
 def show_task(task: str, all_keys: bool = False) -> None:
@@ -61,6 +64,8 @@ def _settings(
             if field.init and (all_keys or not in_term or each != _default(field)):
                 path, doc = f"{key}.{field.name}", docs.get(field.name, "")
                 yield from _settings(each, path, doc, all_keys=all_keys, in_term=in_term)
+    elif isinstance(value, Mapping) and any(not _WORD.fullmatch(str(name)) for name in value):
+        yield f"# {key}={value}", "patterns: in Python only, by overrides="
     elif isinstance(value, Mapping) and value:
         for name, each in value.items():
             yield from _settings(each, f"{key}.{name}", meaning, all_keys=all_keys, in_term=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import re
+import zipfile
 from pathlib import Path
 
 import mujoco
@@ -104,6 +107,9 @@ def test_file_is_read_as_it_was_saved(steps, tmp_path) -> None:
         ({"body_quat_w": "scaled"}, "body_quat_w.*unit"),
         ({"joint_pos": np.array([{}], dtype=object)}, "'joint_pos'.*pickle"),
         ({"joint_names": np.arange(29)}, "joint_names.*text"),
+        ({"joint_names": np.array(["hip"] * 29)}, "joint_names.*'hip'.*twice"),
+        ({"body_names": np.array(["x"])[:0]}, "body_names.*none"),
+        ({"body_ang_vel_w": "absurd"}, "body_ang_vel_w.*within"),
         ({"body_names": np.array(["pelvis"])}, "body_pos_w.*body_names"),
     ],
 )
@@ -111,7 +117,7 @@ def test_file_with_unusable_arrays_is_refused_by_name(steps, tmp_path, changed, 
     arrays = {key: np.asarray(value) for key, value in vars(steps).items()} | changed
     for key, value in changed.items():
         if isinstance(value, str):
-            arrays[key] = getattr(steps, key) * (2.0 if value == "scaled" else 1.0)
+            arrays[key] = getattr(steps, key) * {"scaled": 2.0, "absurd": 1e30}.get(value, 1.0)
             if value == "nan":
                 arrays[key][7, 3, 1] = np.nan
     path = tmp_path / "m.npz"
@@ -121,12 +127,60 @@ def test_file_with_unusable_arrays_is_refused_by_name(steps, tmp_path, changed, 
     assert str(path) in str(error.value)
 
 
-@pytest.mark.parametrize("content", [None, b"", b"no archive", b"PK\x03\x04 broken"])
-def test_file_that_is_no_npz_is_refused(tmp_path, content) -> None:
-    path = tmp_path / "m.npz"
+def npy(text: bytes) -> bytes:
+    """A member of an archive, with this header."""
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "name"),
+    [
+        ("m.npz", None, "No such file"),
+        ("m.npz", b"", "empty"),
+        ("m.npz", b"no archive", "another kind"),
+        ("m.npz", b"PK\x03\x04 broken", "damaged"),
+        ("m.npz", b"0.1,0.2\n", "csv-to-npz"),
+        ("m.csv", b"0.1\n", "csv-to-npz"),
+        ("m.npy", npy(b"{}"), r"\.npy"),
+    ],
+)
+def test_file_that_is_no_npz_is_refused(tmp_path, file, content, name) -> None:
+    path = tmp_path / file
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(ConfigError, match=r"m\.npz"):
+    with pytest.raises(ConfigError, match=rf"{file}.*{name}") as error:
+        Motion.load(path)
+    assert "pickle" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("fps", "name"),
+    [
+        (b"raw", "damaged"),
+        (
+            npy(b"{'descr': '<f4', 'fortran_order': False, 'shape': (10000000000000, 29), }"),
+            "bytes",
+        ),
+        (
+            npy(b"{'descr': '<f4', 'fortran_order': False, 'shape': (-1, -1), }") + bytes(4),
+            "damaged",
+        ),
+        (npy(b"{'descr': '<f4', 'fortran_order': (((("), "damaged"),
+        (npy(b"(" * 5000), "damaged"),
+        (None, "damaged"),
+    ],
+)
+def test_damaged_archive_is_refused(steps, tmp_path, fps, name) -> None:
+    path, held = tmp_path / "m.npz", io.BytesIO()
+    steps.save(held)
+    with zipfile.ZipFile(held) as old, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as new:
+        for each in old.namelist():
+            new.writestr(each, fps if fps and each == "fps.npy" else old.read(each))
+    if fps is None:
+        content = bytearray(path.read_bytes())
+        content[2000:2100] = bytes(100)
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=rf"m\.npz.*{name}"):
         Motion.load(path)
 
 
@@ -140,6 +194,7 @@ def test_file_that_is_no_npz_is_refused(tmp_path, content) -> None:
         ("0," * 35 + "0\n", 30.0, "2 lines"),
         (None, 30.0, r"m\.csv"),
         ("", -1.0, "input_fps"),
+        ("", 30.0, "2 lines"),
     ],
 )
 def test_unusable_csv_is_refused_by_name(model, tmp_path, text, fps, name) -> None:
@@ -156,3 +211,58 @@ def test_csv_for_an_unknown_or_fixed_robot_is_refused(tmp_path, capsys, robot, n
     code = cli.main(["csv-to-npz", str(tmp_path / "m.csv"), "--input-fps", "30", "--robot", robot])
     assert code == 2
     assert name in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"joints": np.rad2deg}, r"m\.csv.*'\w+_joint'.*range.*degrees"),
+        ({"quat": lambda xyzw: xyzw[:, [3, 0, 1, 2]]}, "order x, y, z, w"),
+        ({"pos": lambda pos: pos - [0.0, 0.0, -1.0]}, "ground.*1.00 m above"),
+        ({"pos": lambda pos: pos - [0.0, 0.0, 0.5]}, "ground.*0.50 m below"),
+    ],
+)
+def test_csv_in_other_units_or_order_is_refused(steps, model, tmp_path, change, name) -> None:
+    parts = {
+        "pos": steps.body_pos_w[:, 0],
+        "quat": steps.body_quat_w[:, 0][:, [1, 2, 3, 0]],
+        "joints": steps.joint_pos,
+    }
+    changed = {key: make(parts[key]) for key, make in change.items()}
+    with pytest.raises(ConfigError, match=name):
+        Motion.from_csv(csv_of(steps, tmp_path / "m.csv", **changed), model, input_fps=50.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        (["--out", "nowhere/m.npz"], "out must be.*nowhere"),
+        (["--out", "m.txt"], "out must be"),
+        (["--output-fps", "1e12"], "output_fps"),
+        (["--output-fps", "1"], r"output_fps.*0\.18 s"),
+    ],
+)
+def test_unusable_option_of_the_conversion_is_refused(steps, tmp_path, capsys, options, name):
+    csv = csv_of(steps, tmp_path / "m.csv", every=50)
+    assert cli.main(["csv-to-npz", str(csv), "--input-fps", "50", *options]) == 2
+    message = capsys.readouterr().err
+    assert re.search(name, message), message
+    assert not (tmp_path / "m.npz").exists()
+
+
+@pytest.mark.parametrize(
+    ("qpos", "fps", "name"),
+    [
+        (lambda home: np.tile(home[:-1], (3, 1)), 50.0, "qpos.*36"),
+        (lambda home: home, 50.0, "qpos.*36"),
+        (lambda home: [["a"]], 50.0, "qpos must be numbers"),
+        (lambda home: np.tile(home, (3, 1)), "50", "fps"),
+        (lambda home: np.zeros((3, 36)), 50.0, "columns 3 to 6 of qpos.*unit"),
+        (lambda home: np.tile(home, (3, 1)) * ([1.0] * 35 + [90.0]), 50.0, "wrist.*degrees"),
+    ],
+)
+def test_unusable_frames_of_qpos_are_refused(model, qpos, fps, name) -> None:
+    home = model.key("home").qpos.copy()
+    home[-1] = 1.0
+    with pytest.raises(ConfigError, match=name):
+        Motion.from_qpos(model, qpos(home), fps)

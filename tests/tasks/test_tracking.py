@@ -255,7 +255,8 @@ RENAMED = {"body_names": tuple(n.replace("torso", "chest") for n in STEPS.body_n
 @pytest.mark.parametrize(
     ("arrays", "name"),
     [
-        (SHORT, "joint_names.*left_hip_pitch_joint"),
+        (SHORT, "joint_names must include 'left_hip_pitch_joint'"),
+        ({"joint_pos": np.rad2deg(STEPS.joint_pos)}, "joint_pos of '.*range.*degrees"),
         (OTHER, "joint_names.*tail_joint.*another robot"),
         (RENAMED, "body_names.*torso_link"),
         ({"fps": 30.0}, "fps must be 50.*30"),
@@ -274,6 +275,7 @@ def test_motion_of_another_robot_or_rate_is_refused_by_name(tmp_path, arrays, na
         ({"body_names": ("torso_lnk",)}, "torso_lnk"),
         ({"adaptive_alpha": 0.0}, "adaptive_alpha"),
         ({"adaptive_kernel_size": 0}, "adaptive_kernel_size"),
+        ({"adaptive_kernel_size": 10**9}, "adaptive_kernel_size must be at most 9"),
         ({"sampling_mode": "random"}, "sampling_mode"),
         ({"pose_range": {"up": (0.0, 1.0)}}, "'up'"),
         ({"joint_position_range": (1.0, 0.0)}, "joint_position_range"),

@@ -27,6 +27,10 @@ def csv_to_npz(
         robot: a packaged robot, or an MJCF file.
         out: the ``.npz`` file; None: ``csv`` with another ending.
     """
+    path = Path(csv).with_suffix(".npz") if out is None else Path(out)
+    path = path.expanduser()
+    if path.suffix != ".npz" or path.is_dir() or not path.parent.is_dir():
+        raise ConfigError(f"out must be an .npz file in a folder that exists, got {path}")
     packaged = model_path(robot)
     try:
         model = mujoco.MjModel.from_xml_path(str(packaged if packaged.exists() else robot))
@@ -35,9 +39,6 @@ def csv_to_npz(
             f"robot must be a packaged robot or an MJCF file, got {robot!r}: {first_line(error)}"
         ) from error
     motion = Motion.from_csv(csv, model, input_fps=input_fps, output_fps=output_fps)
-    path = Path(csv).with_suffix(".npz") if out is None else Path(out).expanduser()
-    if path.suffix != ".npz":
-        raise ConfigError(f"out must be an .npz file, got {path}")
     motion.save(path)
     seconds = (len(motion) - 1) / motion.fps
     print(f"{path}: {len(motion)} frames, {seconds:.2f} s, {len(motion.joint_names)} joints")

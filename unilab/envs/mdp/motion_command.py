@@ -59,7 +59,7 @@ class MotionCommandCfg(CommandTermCfg):
     """Where episodes start: ``adaptive`` draws more often where robots fail (BeyondMimic, Liao et
     al. 2025), by bins of a second; ``uniform`` anywhere; ``start`` always at the first frame."""
     adaptive_kernel_size: Count = 1
-    """Bins before a failure that it makes more likely as well."""
+    """Bins before a failure that it makes more likely as well; at most the motion's bins."""
     adaptive_lambda: float = 0.8
     """Factor from each of these bins to the one before it."""
     adaptive_uniform_ratio: float = 0.1
@@ -115,8 +115,9 @@ class MotionCommand(CommandTerm):
         """The bodies that follow, in the model's order."""
         if cfg.anchor_body_name not in self.body_names:
             raise ConfigError(
-                f"anchor_body_name must be one of body_names {list(self.body_names)}, got "
-                f"{cfg.anchor_body_name!r}{did_you_mean(cfg.anchor_body_name, self.body_names)}"
+                f"anchor_body_name must be one of body_names, got {cfg.anchor_body_name!r}"
+                f"{did_you_mean(cfg.anchor_body_name, self.body_names)}: they are "
+                f"{list(self.body_names)}"
             )
         self.anchor = self.body_names.index(cfg.anchor_body_name)
         """Column of the anchor among the bodies."""
@@ -133,6 +134,11 @@ class MotionCommand(CommandTerm):
         """``[num_envs, 1]``, the frame to reach with the coming control step."""
         self._column = torch.zeros(1, dtype=torch.int64, device=env.device)
         self.bin_count = max(1, round(self.last_frame / motion.fps))
+        if cfg.adaptive_kernel_size > self.bin_count:
+            raise ConfigError(
+                f"adaptive_kernel_size must be at most {self.bin_count}, the motion's bins of a "
+                f"second, got {cfg.adaptive_kernel_size}"
+            )
         self.bin_failed_count = torch.zeros(self.bin_count, device=env.device)
         """``[bins]``, running mean of the failures in a control step."""
         powers = torch.arange(cfg.adaptive_kernel_size, dtype=torch.float32, device=env.device)
@@ -148,12 +154,14 @@ class MotionCommand(CommandTerm):
                 f"convert it with unilab csv-to-npz --output-fps {rate:g}"
             )
         joints = _find("joint_names", entity.joint_names, motion.joint_names)
-        extra = set(motion.joint_names) - set(entity.joint_names)
+        extra = [name for name in motion.joint_names if name not in entity.joint_names]
         if extra:
             raise ConfigError(
-                f"joint_names must be those of {entity.name!r}, got {sorted(extra)} too: it is a "
+                f"joint_names must be those of {entity.name!r}, got {_short(extra)} too: it is a "
                 "motion of another robot"
             )
+        limits = entity.data.joint_pos_limits.tolist()
+        motion.check_joint_ranges(dict(zip(entity.joint_names, limits, strict=True)))
         bodies = _find("body_names", self.body_names, motion.body_names)
         (root,) = _find("body_names", (entity.cfg.root_body,), motion.body_names)
         quat = torch.from_numpy(motion.body_quat_w[:, root])
@@ -418,7 +426,12 @@ def _find(what: str, wanted: Sequence[str], known: Sequence[str]) -> list[int]:
     missing = [name for name in wanted if name not in known]
     if missing:
         raise ConfigError(
-            f"{what} must have all of {list(wanted)}, got none of {missing}"
-            f"{did_you_mean(missing[0], known)}: it is a motion of another robot, or incomplete"
+            f"{what} must include {_short(missing)}{did_you_mean(missing[0], known)}: it is a "
+            "motion of another robot, or incomplete"
         )
     return [list(known).index(name) for name in wanted]
+
+
+def _short(names: Sequence[str]) -> str:
+    rest = len(names) - 3
+    return ", ".join(map(repr, names[:3])) + (f" and {rest} more" if rest > 0 else "")

@@ -205,6 +205,12 @@ def test_unusable_csv_is_refused_by_name(model, tmp_path, text, fps, name) -> No
         Motion.from_csv(path, model, input_fps=fps)
 
 
+@pytest.mark.parametrize("csv", [".", "nowhere.csv"])
+def test_conversion_of_no_file_is_refused(capsys, csv) -> None:
+    assert cli.main(["csv-to-npz", csv, "--input-fps", "30"]) == 2
+    assert f"csv must be a file, got '{csv}'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("robot", "name"), [("g2", "'g2'"), ("pendulum", "free joint")])
 def test_csv_for_an_unknown_or_fixed_robot_is_refused(tmp_path, capsys, robot, name) -> None:
     (tmp_path / "m.csv").write_text("0\n0\n")

@@ -27,8 +27,10 @@ def csv_to_npz(
         robot: a packaged robot, or an MJCF file.
         out: the ``.npz`` file; None: ``csv`` with another ending.
     """
-    path = Path(csv).with_suffix(".npz") if out is None else Path(out)
-    path = path.expanduser()
+    csv = Path(csv).expanduser()
+    if csv.is_dir() or not csv.exists():
+        raise ConfigError(f"csv must be a file, got {str(csv)!r}")
+    path = csv.with_suffix(".npz") if out is None else Path(out).expanduser()
     if path.suffix != ".npz" or path.is_dir() or not path.parent.is_dir():
         raise ConfigError(f"out must be an .npz file in a folder that exists, got {path}")
     packaged = model_path(robot)

@@ -68,7 +68,7 @@ print("torch" in sys.modules, code)
         ("play nowhere", 2, "error: nowhere"),
         ("train task=go2_velocity", 2, "did you mean 'go2_velocity_flat'"),
         ("train tsak=go2_velocity_flat", 2, "did you mean 'task'"),
-        ("train task=go2", 2, "did you mean 'go2_velocity_flat'"),
+        ("train task=go2_velocity_flt", 2, "did you mean 'go2_velocity_flat'"),
         ("train flashsack", 2, "did you mean 'flashsac'"),
         ("train algo.name=ddpg", 2, "'ddpg'"),
         ("train training.resume=nowhere", 2, "error: nowhere"),

@@ -205,6 +205,7 @@ class _Report(NamedTuple):
     @classmethod
     def of(cls, error: Exception | SystemExit) -> _Report:
         trace = "".join(traceback.format_exception(error))
+        lost = isinstance(error, RankError)
         if isinstance(error, SystemExit):
             error = RankError(f"a rank must return its exit code, got sys.exit({error.code!r})")
         try:
@@ -215,7 +216,7 @@ class _Report(NamedTuple):
         if len(content) > _MOST:
             content = b""
         end = trace.encode(errors="replace")[-_MOST:].decode(errors="ignore")
-        return cls(1, content, end, isinstance(error, RankError))
+        return cls(1, content, end, lost)
 
     def unpacked(self, where: str) -> Exception:
         """The error, with the rank's traceback as its cause."""

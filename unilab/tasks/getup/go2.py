@@ -37,7 +37,7 @@ SCENE = SceneCfg(
 
 
 @cache
-def after_falls(num_poses: int, seed: int) -> Tensor:
+def after_falls(num_poses: int, seed: int, device: torch.device | str = "cpu") -> Tensor:
     """``[num_poses, 19]``, poses of the robot (m, quaternion, rad) some time after a fall.
 
     It falls from 0.5 m, in any orientation and joint pose with equal probability, and holds its
@@ -55,14 +55,14 @@ def after_falls(num_poses: int, seed: int) -> Tensor:
     lying = physics.get_state_views()["qpos"].float()
     physics.close()
     lying[:, :2] = 0.0
-    return lying
+    return lying.to(device)
 
 
 def reset_to_lying(env: ManagerBasedRlEnv, env_ids: Tensor, num_poses: Count, seed: int) -> None:
     """Put the robot at rest where it came to lie after one of :func:`after_falls`."""
     n, robot, terrain = env_ids.shape[0], env.scene["robot"], env.scene.terrain
     fall = torch.randint(num_poses, (n,), generator=env.generator, device=env.device)
-    lying = after_falls(num_poses, seed).to(env.device)[fall]
+    lying = after_falls(num_poses, seed, env.device)[fall]
     pos, quat, joints = lying.split((3, 4, 12), 1)
     robot.write_root_pose(pos if terrain is None else terrain.place(pos, env_ids), quat)
     robot.write_joint_state(joints, torch.zeros_like(joints))

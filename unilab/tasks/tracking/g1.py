@@ -181,7 +181,7 @@ def g1_motion_tracking() -> ManagerBasedRlEnvCfg:
 
 
 def g1_motion_tracking_deploy() -> ManagerBasedRlEnvCfg:
-    """The same without linear velocity and position, which a real robot does not measure."""
+    """Unitree G1 follows a motion by what its own sensors measure (29 joints, 10 s episodes)."""
     cfg = g1_motion_tracking()
     obs = cfg.observations["obs"]
     unknown = ("motion_anchor_pos_b", "base_lin_vel")

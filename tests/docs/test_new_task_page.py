@@ -84,9 +84,11 @@ def test_package_adds_its_tasks_to_the_command(tmp_path: Path) -> None:
     (package / "__init__.py").write_text("")
     save(package)
 
-    listing, train = next(b for b in blocks(PAGE, "sh") if "unilab list" in b).splitlines()
+    listing, show, train = next(b for b in blocks(PAGE, "sh") if "unilab list" in b).splitlines()
     command = ["-m", "unilab.cli"]
     assert "arm  " in run_python(tmp_path, *command, *listing.split()[1:], path=site)
+    shown = run_python(tmp_path, *command, *show.partition("#")[0].split()[1:], path=site)
+    assert "env.decimation=" in shown
     settings = [*TINY, "training.collector=pipelined", "training.run_dir=run"]
     out = run_python(tmp_path, *command, *train.split()[1:], *settings, path=site)
     assert "Finished: 160 steps" in out

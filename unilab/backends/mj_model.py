@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from copy import copy
 from pathlib import Path
@@ -109,9 +110,9 @@ class MjModelBackend(SimBackend):
         self.get_tensor_capabilities().require(f"sensor:{name}")
         return self._current_view("sensordata")[:, self.sensor_columns[name]]
 
+    @abstractmethod
     def _current_view(self, name: str) -> Tensor:
         """View of an output that every call from now on makes current with the state."""
-        raise NotImplementedError
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         return {

@@ -43,8 +43,8 @@ _STATE = (
 )
 _LOST = ("NEFC", "NJMAX_NNZ", "BROADPHASE", "NARROWPHASE", "CONTACT_MATCH")
 """Overflows by which Warp loses contacts or constraints."""
-# Model fields that Warp's set_const reads, and those that it writes.
 _LAST_SUBSTEP = ("qfrc_actuator", "actuator_force", "sensordata")
+# Model fields that Warp's set_const reads, and those that it writes.
 _DERIVED_FROM = frozenset(
     ("body_mass", "body_inertia", "body_ipos", "body_iquat", "body_pos", "body_quat", "qpos0")
 ) | {"dof_armature", "actuator_gear"}

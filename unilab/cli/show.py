@@ -22,14 +22,14 @@ def show_task(task: str, all_keys: bool = False) -> None:
 
     Of terms, only what they change, except with ``all_keys``.
     """
-    cfg = registry.config(task)
-    env = registry.make(task, num_envs=1)
+    make_env = registry.factory(task, num_envs=1)
+    env = make_env()
     print(f"{task}: {registry.describe(task)}")
     print(f"control step {env.step_dt:g} s, episodes of {env.max_episode_length * env.step_dt:g} s")
     print(env.describe())
     env.close()
     print("keys" if all_keys else "keys (--all: also those that terms leave at their defaults)")
-    rows = list(_settings(cfg, "env", all_keys=all_keys))
+    rows = list(_settings(make_env.cfg, "env", all_keys=all_keys))
     width = max(len(assignment) for assignment, _ in rows if len(assignment) < 60)
     told: set[str] = set()
     for assignment, meaning in rows:

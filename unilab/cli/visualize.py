@@ -47,8 +47,8 @@ def views(env: RobotEnv, rows: int) -> list[View]:
         for i, title in enumerate(titles):
             title.append(f"{terrain.kinds[int(terrain.types[i])]}, level {int(terrain.levels[i])}")
     for term in env.command_manager.terms.values():
-        for i, title in enumerate(titles):
-            title += _lines(env, term, i)
+        for title, lines in zip(titles, _lines(term, rows), strict=True):
+            title += lines
     return _views(qpos, titles, [env.debug_draw(i) for i in range(rows)])
 
 
@@ -63,14 +63,17 @@ def _views(
 
 
 @torch.inference_mode()
-def _lines(env: ManagerBasedRlEnv, term: CommandTerm, row: int) -> list[str]:
-    """How a robot follows a command, in lines of a title."""
+def _lines(term: CommandTerm, rows: int) -> list[list[str]]:
+    """How each of the first robots follows a command, in lines of a title."""
     if not isinstance(term, mdp.UniformVelocityCommand):
-        return [f"{name} {float(value[row]):.3f}" for name, value in term.metrics().items()]
-    actual = term.actual(row).tolist()
+        errors = {name: value[:rows].tolist() for name, value in term.metrics().items()}
+        return [[f"{name} {each[i]:.3f}" for name, each in errors.items()] for i in range(rows)]
     return [
-        "command {:+.2f} {:+.2f} {:+.2f}".format(*term.command[row].tolist()),
-        "actual  {:+.2f} {:+.2f} {:+.2f}".format(*actual),
+        [
+            "command {:+.2f} {:+.2f} {:+.2f}".format(*term.command[i].tolist()),
+            "actual  {:+.2f} {:+.2f} {:+.2f}".format(*term.actual(i).tolist()),
+        ]
+        for i in range(rows)
     ]
 
 

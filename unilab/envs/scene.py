@@ -172,8 +172,7 @@ class EntityScene:
             start, direction: ``[num_envs, rays, 3]``, m and unit vectors, world frame.
             exclude: entities that the rays pass through.
         """
-        roots = [self[name].cfg.root_body for name in exclude]
-        passed = frozenset().union(*(self._backend.subtree(root) for root in roots))
+        passed = frozenset().union(*(self[name].bodies for name in exclude))
         start, direction = torch.stack((start, direction)).cpu().double()
         distance = self._backend.cast_rays(start, direction, passed)
         return distance.to(self._device, torch.float32)

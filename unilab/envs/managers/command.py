@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -27,6 +27,9 @@ from unilab.markers import Marker
 
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
+
+
+_Kind = TypeVar("_Kind", bound="CommandTerm")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,15 +162,23 @@ class CommandManager:
         """The current command, ``[num_envs, width]``."""
         return self.get_term(name).command
 
-    def get_term(self, name: str) -> CommandTerm:
-        """The running term of that name."""
-        try:
-            return self.terms[name]
-        except KeyError:
+    @overload
+    def get_term(self, name: str) -> CommandTerm: ...
+    @overload
+    def get_term(self, name: str, kind: type[_Kind]) -> _Kind: ...
+    def get_term(self, name: str, kind: type[Any] = CommandTerm) -> Any:
+        """The running term of that name; one of another ``kind`` is refused."""
+        if name not in self.terms:
             raise ConfigError(
                 f"the task has no command {name!r}{did_you_mean(name, self.terms)}; "
                 f"it has {sorted(self.terms)}"
-            ) from None
+            )
+        term = self.terms[name]
+        if not isinstance(term, kind):
+            raise ConfigError(
+                f"command {name!r} must be a {kind.__name__}, got {type(term).__name__}"
+            )
+        return term
 
     def compute(self) -> None:
         """Add up the metrics and advance every command by one control step."""

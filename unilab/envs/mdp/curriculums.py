@@ -36,12 +36,7 @@ class commands_vel(ManagerTermBase):
     def __init__(self, cfg: CurriculumTermCfg, env: ManagerBasedRlEnv) -> None:
         super().__init__(cfg, env)
         name, last = cfg.params["command_name"], -1
-        command = env.command_manager.get_term(name)
-        if not isinstance(command, UniformVelocityCommand):
-            raise ConfigError(
-                f"command {name!r} must be a UniformVelocityCommand, got {type(command).__name__}"
-            )
-        self._command = command
+        self._command = command = env.command_manager.get_term(name, UniformVelocityCommand)
         self._stages: list[tuple[int, dict[str, tuple[float, float]]]] = []
         for stage in cfg.params["velocity_stages"]:
             step = stage.get("step")

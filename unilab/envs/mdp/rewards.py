@@ -83,7 +83,7 @@ def position_command_error(
     env: ManagerBasedRlEnv, command_name: str, asset_cfg: SceneEntityCfg
 ) -> Tensor:
     """Distance of the one body in ``body_names`` from where a pose command wants it, m."""
-    wanted, _ = _pose_command(env, command_name).pose_w()
+    wanted, _ = env.command_manager.get_term(command_name, UniformPoseCommand).pose_w()
     return (wanted - env.scene[asset_cfg.name].data.body_pos_w(asset_cfg)[:, 0]).norm(dim=1)
 
 
@@ -98,16 +98,9 @@ def orientation_command_error(
     env: ManagerBasedRlEnv, command_name: str, asset_cfg: SceneEntityCfg
 ) -> Tensor:
     """Angle of the one body in ``body_names`` from the orientation of a pose command, rad."""
-    _, wanted = _pose_command(env, command_name).pose_w()
+    _, wanted = env.command_manager.get_term(command_name, UniformPoseCommand).pose_w()
     quat = env.scene[asset_cfg.name].data.body_quat_w(asset_cfg)[:, 0]
     return rotations.angle_between(wanted, quat)
-
-
-def _pose_command(env: ManagerBasedRlEnv, name: str) -> UniformPoseCommand:
-    term = env.command_manager.get_term(name)
-    if not isinstance(term, UniformPoseCommand):
-        raise ConfigError(f"command {name!r} must be a UniformPoseCommand, got {term!r}")
-    return term
 
 
 def lin_vel_z_l2(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg = _ROBOT) -> Tensor:

@@ -15,7 +15,6 @@ from unilab.checks import Positive
 from unilab.envs import rotations
 from unilab.envs.mdp.motion_command import MotionCommand
 from unilab.envs.names import Patterns
-from unilab.errors import ConfigError
 
 if TYPE_CHECKING:
     from unilab.envs.manager_based_rl_env import ManagerBasedRlEnv
@@ -39,12 +38,7 @@ __all__ = [
 
 
 def _motion(env: ManagerBasedRlEnv, command_name: str) -> MotionCommand:
-    term = env.command_manager.get_term(command_name)
-    if not isinstance(term, MotionCommand):
-        raise ConfigError(
-            f"command {command_name!r} must be a MotionCommand, got {type(term).__name__}"
-        )
-    return term
+    return env.command_manager.get_term(command_name, MotionCommand)
 
 
 def motion_anchor_pos_b(env: ManagerBasedRlEnv, command_name: str) -> Tensor:

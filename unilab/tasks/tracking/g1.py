@@ -36,6 +36,13 @@ BODIES = (
 )
 ENDS = (".*_ankle_roll_link", ".*_wrist_yaw_link")
 MOTION = {"command_name": "motion"}
+VELOCITY_RANGE = {
+    **dict.fromkeys(("x", "y"), (-0.5, 0.5)),
+    "z": (-0.2, 0.2),
+    **dict.fromkeys(("roll", "pitch"), (-0.52, 0.52)),
+    "yaw": (-0.78, 0.78),
+}
+"""Of starts and pushes, m/s and rad/s."""
 ACTION_SCALE = {
     ".*_hip_(pitch|yaw)|waist_yaw": 2.2,
     ".*_hip_roll|.*_knee": 1.4,
@@ -71,12 +78,7 @@ def g1_motion_tracking() -> ManagerBasedRlEnvCfg:
                     **dict.fromkeys(("roll", "pitch"), (-0.1, 0.1)),
                     "yaw": (-0.2, 0.2),
                 },
-                velocity_range={
-                    **dict.fromkeys(("x", "y"), (-0.5, 0.5)),
-                    "z": (-0.2, 0.2),
-                    **dict.fromkeys(("roll", "pitch"), (-0.52, 0.52)),
-                    "yaw": (-0.78, 0.78),
-                },
+                velocity_range=VELOCITY_RANGE,
                 joint_position_range=(-0.1, 0.1),
             )
         },
@@ -167,14 +169,7 @@ def g1_motion_tracking() -> ManagerBasedRlEnvCfg:
                 func=mdp.push_by_setting_velocity,
                 mode="interval",
                 interval_range_s=(1.0, 3.0),
-                params={
-                    "velocity_range": {
-                        **dict.fromkeys(("x", "y"), (-0.5, 0.5)),
-                        "z": (-0.2, 0.2),
-                        **dict.fromkeys(("roll", "pitch"), (-0.52, 0.52)),
-                        "yaw": (-0.78, 0.78),
-                    }
-                },
+                params={"velocity_range": VELOCITY_RANGE},
             ),
         },
     )
